@@ -1,0 +1,61 @@
+"""A quantity of the step is NaN or infinite.
+
+What it does: looks at `train/loss`, `optim/grad_norm`, `train/z_loss` and `params/norm`, each where present, and
+turns critical at the very record in which one of them is not finite. It has no window and needs no history.
+
+Why it matters: a GPT-2 run logged loss NaN from its first step, twice, for 900 and 99 steps, with perfectly normal
+throughput, until its job limit ended it (recording `gpt2-124m-three-attempts-nan`). The parameters are lost from the
+first update on: every further step is wasted.
+
+Warns and turns critical when: never warns; critical at the first record with a non-finite value, back to ok at the
+first record that carries the signals again and is finite.
+
+Defaults: none. There is no harmless NaN in these four.
+
+Does not see: a finite but absurd value (`loss_spike`, `grad_norm`, `logit_growth`); skipped steps (`grad_norm`).
+
+What to do: meaning: the step's arithmetic overflowed or its data was bad. Impact: parameters and optimizer state may
+be poisoned; no later step is worth its cost. Diagnosis: which of the four went first (`runwatch status RUN`), whether
+the gradient norm grew before, which batch it was (`data/sample_fingerprint`). Mitigation: the armed plan
+`rewind_and_skip` returns to a finite checkpoint and leaves the batch out; approve it with `runwatch plan approve`, or
+pause the run.
+"""
+
+import numpy as np
+from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.signals import Signals
+
+NAMES = ("train/loss", "optim/grad_norm", "train/z_loss", "params/norm")
+
+
+class FiniteSettings(Settings):
+    """Nothing to set."""
+
+
+def evaluate(signals: Signals, settings: FiniteSettings) -> Verdicts:
+    """Critical where one of the four signals is present and not finite; UNKNOWN before any was seen (T records)."""
+    del settings
+    return Verdicts.worst([_evaluate_one(signals, name, reason) for reason, name in enumerate(NAMES)])
+
+
+def _evaluate_one(signals: Signals, name: str, reason: int) -> Verdicts:
+    values = signals.values(name)
+    level = np.where(np.isfinite(values), Level.OK, Level.CRITICAL).astype(np.int8)
+    observed = Verdicts(level, values, np.full(len(values), np.inf), np.full(len(values), reason, np.int8))
+    return Verdicts.held(observed, signals.observed(name), len(signals))
+
+
+CHECK = Check(
+    name="finite",
+    evaluate=evaluate,
+    settings=FiniteSettings,
+    required=NAMES,
+    optional=(),
+    lookback=lambda _: 1,
+    messages=(
+        "The loss is {value}.",
+        "The gradient norm is {value}.",
+        "The z-loss is {value}.",
+        "The parameter norm is {value}.",
+    ),
+)
