@@ -1,0 +1,184 @@
+"""One execution of a plan, from proposal to verified effect: a pure state machine.
+
+    observed                                        (mode observe: nothing is done)
+    proposed -> approved -> requested -> acknowledged -> verified
+       |           |            |              |
+       |           |            |              +-> unverified        effect not seen in time: a person is called
+       |           |            +-> rejected | unacknowledged        the trainer refused | did not answer
+       +-----------+-> expired | superseded | refused_by_person
+
+`requested` is stored before the directive is written, so the file may be written again after a crash: its name is the
+execution's id and its content follows from the stored execution alone. An ended execution never changes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from runwatch.rules.plan import Action, Directive, Mode, Preconditions, Receipt, Record
+
+if TYPE_CHECKING:
+    from runwatch.rules.node import World
+
+
+class ExecutionState(StrEnum):
+    """Where an execution is in its life."""
+
+    OBSERVED = "observed"
+    PROPOSED = "proposed"
+    APPROVED = "approved"
+    REQUESTED = "requested"
+    ACKNOWLEDGED = "acknowledged"
+    VERIFIED = "verified"
+    REFUSED = "refused_by_person"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    UNACKNOWLEDGED = "unacknowledged"
+    UNVERIFIED = "unverified"
+    SUPERSEDED = "superseded"
+
+
+OPEN = frozenset(
+    {ExecutionState.PROPOSED, ExecutionState.APPROVED, ExecutionState.REQUESTED, ExecutionState.ACKNOWLEDGED}
+)
+"""States in which an execution is under way; at most one execution of a run is."""
+
+ESCALATE = frozenset(
+    {
+        ExecutionState.REJECTED,
+        ExecutionState.EXPIRED,
+        ExecutionState.UNACKNOWLEDGED,
+        ExecutionState.UNVERIFIED,
+    }
+)
+"""Ends that need a person."""
+
+SPENT = frozenset(
+    {
+        ExecutionState.OBSERVED,
+        ExecutionState.REQUESTED,
+        ExecutionState.ACKNOWLEDGED,
+        ExecutionState.VERIFIED,
+        ExecutionState.UNACKNOWLEDGED,
+        ExecutionState.UNVERIFIED,
+    }
+)
+"""States that count against the cap: the trainer may have carried the plan out (or would have, in mode observe)."""
+
+
+class Mark(Record):
+    """When something happened: Unix seconds of the daemon, and train records, step and tokens of the run."""
+
+    time: float
+    records: int
+    step: int
+    tokens: float
+
+
+class Prediction(Record):
+    """A final loss in nats with its 95 % interval."""
+
+    loss: float
+    low: float
+    high: float
+
+
+class Forecast(Record):
+    """Final loss under the plan in force and under the new one."""
+
+    old: Prediction
+    new: Prediction
+
+
+class Execution(Record):
+    """One execution; everything that its directive says is fixed when it is proposed."""
+
+    id: str
+    node: str
+    plan: str
+    mode: Mode
+    state: ExecutionState
+    evidence: str
+    checks: tuple[str, ...]
+    """The checks in alarm that justify it: when all of them have resolved, an undecided proposal is withdrawn."""
+    actions: tuple[Action, ...]
+    effects: tuple[str, ...]
+    """A sentence for each action: from what to what, and why so much."""
+    command: tuple[str, ...] = ()
+    """Instead of actions, for a run that cannot obey: the argv that restarts it."""
+    attempt: str
+    preconditions: Preconditions
+    forecast: Forecast | None = None
+    expires: float
+    ack_seconds: float
+    verify_records: int
+    verify_seconds: float
+    proposed: Mark
+    decided: Mark | None = None
+    requested: Mark | None = None
+    acknowledged: Mark | None = None
+    ended: Mark | None = None
+    by: str | None = None
+    reason: str | None = None
+    receipt: Receipt | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether it is under way."""
+        return self.state in OPEN
+
+    @property
+    def directive(self) -> Directive:
+        """What is written to `control/requests/`; the same for every writing.
+
+        Raises:
+            ValueError: it has not been requested.
+        """
+        if self.requested is None:
+            raise ValueError(f"execution {self.id} is {self.state}: it has no directive yet")
+        return Directive(
+            id=self.id,
+            node=self.node,
+            plan=self.plan,
+            attempt=self.attempt,
+            created=self.requested.time,
+            expires=self.requested.time + self.ack_seconds,
+            evidence=self.evidence,
+            preconditions=self.preconditions,
+            actions=self.actions,
+        )
+
+
+class Decision(Record):
+    """What a person said to a proposal."""
+
+    approved: bool
+    by: str
+    reason: str
+    time: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """An execution has changed: the sentence for the audit log and for people; `escalate` calls one."""
+
+    execution: Execution
+    was: ExecutionState | None
+    sentence: str
+    escalate: bool
+
+
+Recovered = Callable[[Execution, "World"], "bool | None"]
+"""Whether the run is well again after the plan: None while it cannot be said."""
+
+
+def advance_execution(
+    execution: Execution,
+    world: "World",
+    receipt: Receipt | None = None,
+    decision: Decision | None = None,
+    recovered: Recovered | None = None,
+) -> tuple[Execution, tuple[Event, ...]]:
+    """Take every step that is due now; each is an event. From any stored prefix the rest follows again."""
+    raise NotImplementedError
