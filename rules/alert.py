@@ -2,8 +2,8 @@
 
 An alert opens at a warning or critical verdict, fires after `for_records` of them, and resolves after
 `keep_firing_records` observations in a row that are OK. Missing data (UNKNOWN, a row that only repeats the last
-verdict, a tick) resolves nothing. A severity goes down by the same rule as an alert resolves. `advance` takes a block of
-any length: a day's backtest and a live row are the same code with the same result.
+verdict, a tick) resolves nothing. A severity goes down by the same rule as an alert resolves. `advance` takes a block
+of any length: a backtest of a whole run and one live row are the same code with the same result.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from runwatch.checks import Check, Level, Signals, Verdicts
+
+Rows = NDArray[np.intp]
+Flags = NDArray[np.bool_]
 
 
 class AlertState(StrEnum):
@@ -138,25 +141,213 @@ class Incident:
     last_bad: Moment
     resolved: Moment | None
     message: str
-    value: float
-    limit: float
 
 
 def advance(
     alert: Alert, check: Check, verdicts: Verdicts, signals: Signals, policy: AlertPolicy
 ) -> tuple[Alert, tuple[Transition, ...]]:
     """The alert after the rows of `signals` (shape T), whose verdicts are `verdicts`, and what changed on the way."""
-    raise NotImplementedError
+    if not len(signals):
+        return alert, ()
+    block = _Block(alert, check, verdicts, signals, policy)
+    transitions: list[Transition] = []
+    row, current = 0, alert
+    while (found := block.next_change(current, row)) is not None:
+        row, reason = found
+        current = block.changed(current, row, reason)
+        transitions.append(Transition(reason, row, current))
+    return block.after(current, len(signals) - 1), tuple(transitions)
 
 
 def inhibited(alerts: Mapping[str, Alert]) -> frozenset[str]:
     """Checks whose alerts are not told now: all but `progress` while the run is down."""
-    raise NotImplementedError
+    progress = alerts.get("progress")
+    if progress is None or progress.state is not AlertState.FIRING or progress.severity is not Level.CRITICAL:
+        return frozenset()
+    return frozenset(alerts) - {"progress"}
 
 
 def incidents_of(check: Check, verdicts: Verdicts, signals: Signals, policy: AlertPolicy) -> tuple[Incident, ...]:
     """Every incident of a whole run, in the order in which they opened."""
-    raise NotImplementedError
+    last, transitions = advance(Alert(check=check.name), check, verdicts, signals, policy)
+    incidents: list[Incident] = []
+    critical: Moment | None = None
+    for transition in transitions:
+        critical = critical or transition.alert.critical_since
+        if transition.reason is Reason.RESOLVED:
+            incidents.append(_incident(transition.alert, critical, transition.alert.resolved))
+            critical = None
+    if last.state is AlertState.FIRING:
+        incidents.append(_incident(last, critical, None))
+    return tuple(incidents)
 
 
-Rows = NDArray[np.intp]
+def _incident(alert: Alert, critical: Moment | None, resolved: Moment | None) -> Incident:
+    if alert.since is None or alert.fired is None or alert.last_bad is None:
+        raise ValueError(f"the alert {alert.check} has not fired")
+    return Incident(
+        alert.check, alert.worst, alert.since, alert.fired, critical, alert.last_bad, resolved, alert.message
+    )
+
+
+class _Block:
+    """T rows of one check's verdicts, prepared so that the next change is found without looking at each row."""
+
+    def __init__(self, alert: Alert, check: Check, verdicts: Verdicts, signals: Signals, policy: AlertPolicy) -> None:
+        self.check, self.verdicts, self.signals, self.policy = check, verdicts, signals, policy
+        fresh = _fresh(alert, check, verdicts, signals)
+        told = fresh & ~signals.tick
+        self.bad = verdicts.level >= Level.WARN
+        self.critical = verdicts.level == Level.CRITICAL
+        ok = told & (verdicts.level == Level.OK)
+        calm = told & ~self.critical & (verdicts.level != Level.UNKNOWN)
+        self.ok_run = _run_length(ok, self.bad, alert.ok_records)
+        self.calm_run = _run_length(calm, self.critical, alert.calm_records)
+        self.bad_run = _run_length(self.bad & fresh, ok, alert.bad_records)
+        self.bad_rows, self.critical_rows, self.ok_rows = map(np.flatnonzero, (self.bad, self.critical, ok))
+        self._counted = {"ok": (ok, self.ok_run), "calm": (calm, self.calm_run), "bad": (self.bad, self.bad_run)}
+        self._reaching: dict[tuple[str, int], Rows] = {}
+
+    def next_change(self, alert: Alert, row: int) -> tuple[int, Reason] | None:
+        """The first row from `row` on at which `alert` changes, and why."""
+        found = [(at, reason) for at, reason in self._candidates(alert, row) if at is not None]
+        return min(found, key=lambda change: change[0], default=None)
+
+    def _candidates(self, alert: Alert, row: int) -> tuple[tuple[int | None, Reason], ...]:
+        """What may come next; of two at the same row the first counts."""
+        if alert.state is AlertState.INACTIVE:
+            at = _first(self.bad_rows, row)
+            return ((at, Reason.FIRED if self.policy.for_records == 1 else Reason.PENDING),)
+        if alert.state is AlertState.PENDING:
+            fires = _first(self._reached("bad", self.policy.for_records), row)
+            return ((fires, Reason.FIRED), (_first(self.ok_rows, row), Reason.CANCELLED))
+        keep = self.policy.keep(alert.flaps)
+        resolves = (_first(self._reached("ok", keep), row), Reason.RESOLVED)
+        if alert.severity is Level.WARN:
+            return (resolves, (_first(self.critical_rows, row), Reason.ESCALATED))
+        return (resolves, (_first(self._reached("calm", keep), row), Reason.EASED))
+
+    def _reached(self, which: str, count: int) -> Rows:
+        """The counted rows at which a run has this length or more."""
+        if (which, count) not in self._reaching:
+            rows, run = self._counted[which]
+            self._reaching[which, count] = np.flatnonzero(rows & (run >= count))
+        return self._reaching[which, count]
+
+    def changed(self, alert: Alert, row: int, reason: Reason) -> Alert:
+        """`alert` right after it changed at `row`."""
+        at = self._moment(row)
+        if alert.state is AlertState.INACTIVE:
+            alert = alert.model_copy(update={"flaps": self.flaps(alert, row)})
+        alert = self.after(alert, row)
+        match reason:
+            case Reason.PENDING:
+                return alert.model_copy(update={"state": AlertState.PENDING, "since": at})
+            case Reason.CANCELLED:
+                return alert.model_copy(update={"state": AlertState.INACTIVE, "since": None})
+            case Reason.FIRED:
+                return alert.model_copy(update=_firing(alert, at))
+            case Reason.ESCALATED:
+                return alert.model_copy(
+                    update={"severity": Level.CRITICAL, "worst": Level.CRITICAL, "critical_since": at}
+                )
+            case Reason.EASED:
+                return alert.model_copy(update={"severity": Level.WARN, "critical_since": None})
+            case Reason.RESOLVED:
+                return alert.model_copy(
+                    update={
+                        "state": AlertState.INACTIVE,
+                        "severity": Level.OK,
+                        "critical_since": None,
+                        "resolved": at,
+                    }
+                )
+
+    def after(self, alert: Alert, row: int) -> Alert:
+        """`alert` with what is counted and last seen up to `row`, its state unchanged."""
+        update: dict[str, object] = {
+            "level": Level(int(self.verdicts.level[row])),
+            "value": float(self.verdicts.value[row]),
+            "limit": float(self.verdicts.limit[row]),
+            "at": self._moment(row),
+            "ok_records": int(self.ok_run[row]),
+            "calm_records": int(self.calm_run[row]),
+            "bad_records": int(self.bad_run[row]),
+        }
+        bad = _last(self.bad_rows, row)
+        if bad is not None:
+            update |= {"last_bad": self._moment(bad), "message": self.check.message(self.verdicts, bad)}
+        critical = _last(self.critical_rows, row)
+        if critical is not None and alert.critical_since is not None:
+            update["critical_since"] = self._critical_since(alert.critical_since, critical)
+        return alert.model_copy(update=update)
+
+    def flaps(self, alert: Alert, row: int) -> int:
+        """How often in a row it has come back soon, if it opens at `row`."""
+        quiet = int(self.ok_run[row - 1]) if row else alert.ok_records
+        return alert.flaps + 1 if alert.lives and quiet < self.policy.flap_records else 0
+
+    def _critical_since(self, since: Moment, newest: int) -> Moment:
+        """`since`, or the first critical row of the newest one's attempt where that is another."""
+        attempts = self.signals.attempt
+        if attempts[newest] == since.attempt:
+            return since
+        rows = self.critical_rows[: np.searchsorted(self.critical_rows, newest) + 1]
+        return self._moment(int(rows[attempts[rows] == attempts[newest]][0]))
+
+    def _moment(self, row: int) -> Moment:
+        signals = self.signals
+        return Moment(
+            attempt=int(signals.attempt[row]),
+            step=int(signals.step[row]),
+            tokens=float(signals.tokens[row]),
+            time=float(signals.time[row]),
+        )
+
+
+def _firing(alert: Alert, at: Moment) -> dict[str, object]:
+    """What changes when `alert`, counted up to `at`, fires there."""
+    return {
+        "state": AlertState.FIRING,
+        "severity": alert.level,
+        "worst": alert.level,
+        "since": alert.since if alert.state is AlertState.PENDING else at,
+        "fired": at,
+        "critical_since": at if alert.level is Level.CRITICAL else None,
+        "lives": alert.lives + 1,
+    }
+
+
+def _fresh(alert: Alert, check: Check, verdicts: Verdicts, signals: Signals) -> Flags:
+    """Rows whose verdict is a new judgement: they carry a required signal, or the verdict is not the one before."""
+    if not check.required:
+        return np.ones(len(signals), np.bool_)
+    level, value, limit = verdicts.level, verdicts.value, verdicts.limit
+    fresh = _changes(level, alert.level) | _changes(value, alert.value) | _changes(limit, alert.limit)
+    for name in check.required:
+        fresh[signals.observed(name)] = True
+    return fresh
+
+
+def _changes(values: NDArray[np.generic], before: float) -> Flags:
+    """Where a value is not the one of the row before (NaN equals NaN)."""
+    previous = np.concatenate([np.asarray([before], values.dtype), values[:-1]])
+    return (values != previous) & ~((values != values) & (previous != previous))  # noqa: PLR0124 - NaN is not itself
+
+
+def _run_length(counted: Flags, reset: Flags, carried: int) -> NDArray[np.int64]:
+    """How many `counted` rows lie since the last `reset` row (which counts nothing), `carried` before the first row."""
+    total = np.cumsum(counted)
+    return total - np.maximum.accumulate(np.where(reset, total, -carried))
+
+
+def _first(rows: Rows, start: int) -> int | None:
+    """The first of the ascending `rows` at or after `start`."""
+    at = int(np.searchsorted(rows, start))
+    return int(rows[at]) if at < len(rows) else None
+
+
+def _last(rows: Rows, stop: int) -> int | None:
+    """The last of the ascending `rows` at or before `stop`."""
+    at = int(np.searchsorted(rows, stop, side="right"))
+    return int(rows[at - 1]) if at else None

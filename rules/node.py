@@ -95,9 +95,9 @@ class Throughput:
 class World:
     """Everything that a decision may depend on, as it is in one tick.
 
-    `now` is the daemon's clock, `time` that of the newest record (both Unix seconds). `records` counts the train records
-    of the run, all attempts together. `recent` are the newest rows (200 or more train rows where there are so many) with
-    the signals that verification reads. `settings` are those of every node, by name.
+    `now` is the daemon's clock, `time` that of the newest record (both Unix seconds). `records` counts the train
+    records of the run, all attempts together. `recent` are the newest rows (200 or more train rows where there are so
+    many) with the signals that verification reads. `settings` are those of every node, by name.
     """
 
     run: str
@@ -134,7 +134,7 @@ class Proposal:
 
     actions: tuple[Action, ...]
     effects: tuple[str, ...]
-    preconditions: Preconditions = Preconditions()
+    preconditions: Preconditions = field(default_factory=Preconditions)
     forecast: Forecast | None = None
     command: tuple[str, ...] = ()
 
