@@ -112,6 +112,11 @@ class Alert(BaseModel):
     lives: int = 0
 
     @property
+    def alive(self) -> bool:
+        """Not inactive."""
+        return self.state is not AlertState.INACTIVE
+
+    @property
     def critical_now(self) -> bool:
         """Critical at the newest record, in the attempt of that record."""
         same = (
