@@ -20,25 +20,11 @@ from runwatch.rules.alert import (
     inhibited,
     policy_of,
 )
-from runwatch.rules.execution import Decision, Event, Execution, ExecutionState, Forecast, Mark, advance_execution
-from runwatch.rules.node import (
-    Checkpoint,
-    Curve,
-    Decided,
-    Formula,
-    Node,
-    NodeState,
-    NodeVerdict,
-    PlannedRun,
-    Proposal,
-    Refusal,
-    Throughput,
-    World,
-    decide,
-    evaluate,
-    preview,
-)
+from runwatch.rules.carry_out import advance_execution
+from runwatch.rules.execution import Decision, Event, Execution, ExecutionState, Forecast, Mark, Prediction
+from runwatch.rules.node import Decided, Node, NodeState, NodeVerdict, Proposal, Refusal, decide, evaluate, preview
 from runwatch.rules.plan import Action, Directive, PlanRules, PlanState, Preconditions, Receipt
+from runwatch.rules.world import Checkpoint, Curve, Formula, PlannedRun, Throughput, World
 
 __all__ = [
     "Action",
@@ -65,6 +51,7 @@ __all__ = [
     "PlanState",
     "PlannedRun",
     "Preconditions",
+    "Prediction",
     "Proposal",
     "Reason",
     "Receipt",

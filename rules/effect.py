@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from runwatch.checks import Phase, Signals
 from runwatch.rules import plan
 from runwatch.rules.plan import Receipt
-
-if TYPE_CHECKING:
-    from runwatch.rules.node import World
+from runwatch.rules.world import World
 
 MIXTURE_RECORDS = 10
 """The mean share of fewer records says little: a step of the CPU card holds eight sequences."""
@@ -23,13 +21,13 @@ LR_TOLERANCE = 0.05
 class Aftermath:
     """The world since a receipt: the train rows before and after it, told apart by the trainer's own clock."""
 
-    world: "World"
+    world: World
     receipt: Receipt
     before: Signals
     after: Signals
 
     @staticmethod
-    def of(world: "World", receipt: Receipt) -> "Aftermath":
+    def of(world: World, receipt: Receipt) -> "Aftermath":
         """Cut the recent train rows of `world` at `receipt`."""
         recent = world.recent
         train = (recent.phase == Phase.TRAIN) & ~recent.tick
@@ -44,7 +42,7 @@ class Aftermath:
         return float(values[-1]) if len(values) else float("nan")
 
 
-def missing_effects(actions: Sequence[plan.Action], receipt: Receipt, world: "World") -> list[str]:
+def missing_effects(actions: Sequence[plan.Action], receipt: Receipt, world: World) -> list[str]:
     """A sentence for each effect of `actions` that is not seen yet; none when all are."""
     seen = Aftermath.of(world, receipt)
     return [sentence for action in actions if (sentence := _SEEN[action.action](action, seen)) is not None]

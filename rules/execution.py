@@ -1,27 +1,9 @@
-"""One execution of a plan, from proposal to verified effect: a pure state machine.
+"""One execution of a plan: its states, and everything that is remembered of it."""
 
-    observed                                        (mode observe: nothing is done)
-    proposed -> approved -> requested -> acknowledged -> verified
-       |           |            |              |
-       |           |            |              +-> unverified        effect not seen in time: a person is called
-       |           |            +-> rejected | unacknowledged        the trainer refused | did not answer
-       +-----------+-> expired | superseded | refused_by_person
-
-`requested` is stored before the directive is written, so the file may be written again after a crash: its name is the
-execution's id and its content follows from the stored execution alone. An ended execution never changes.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
 
-from runwatch.checks import Phase
-from runwatch.rules.effect import missing_effects
 from runwatch.rules.plan import Action, Directive, Mode, Preconditions, Receipt, Record
-
-if TYPE_CHECKING:
-    from runwatch.rules.node import World
 
 
 class ExecutionState(StrEnum):
@@ -112,6 +94,8 @@ class Execution(Record):
     attempt: str
     preconditions: Preconditions
     forecast: Forecast | None = None
+    healthy_loss: float | None = None
+    """Nats; to this the loss must come back for the run to count as recovered."""
     expires: float
     ack_seconds: float
     verify_records: int
@@ -169,148 +153,3 @@ class Event:
     was: ExecutionState | None
     sentence: str
     escalate: bool
-
-
-Recovered = Callable[[Execution, "World"], "bool | None"]
-"""Whether the run is well again after the plan: None while it cannot be said."""
-
-GRACE_SECONDS = 60.0
-"""A receipt may reach us this long after the directive has expired (the trainer's clock is not ours)."""
-
-Step = tuple[ExecutionState, str, dict[str, Any]]
-"""Where an execution goes, why, and what else changes with it."""
-
-
-def advance_execution(
-    execution: Execution,
-    world: "World",
-    receipt: Receipt | None = None,
-    decision: Decision | None = None,
-    recovered: Recovered | None = None,
-) -> tuple[Execution, tuple[Event, ...]]:
-    """Take every step that is due now; each is an event. From any stored prefix the rest follows again."""
-    events: list[Event] = []
-    while (step := _due(execution, world, receipt, decision, recovered)) is not None:
-        was = execution.state
-        execution = _taken(execution, step, mark(world))
-        events.append(Event(execution, was, told(execution), execution.state in ESCALATE))
-    return execution, tuple(events)
-
-
-def mark(world: "World") -> Mark:
-    """Now, in the world's own terms."""
-    return Mark(time=world.now, records=world.records, step=world.step, tokens=world.tokens)
-
-
-def told(execution: Execution) -> str:
-    """The sentence for an execution's newest change."""
-    sentence = f"{execution.id} ({execution.plan}) is {execution.state.replace('_', ' ')}"
-    return f"{sentence}: {execution.reason}" if execution.reason else f"{sentence}."
-
-
-def supersede(execution: Execution, world: "World", reason: str) -> tuple[Execution, Event]:
-    """End an execution that nobody has decided on yet in favour of another."""
-    ended = _taken(execution, (ExecutionState.SUPERSEDED, reason, {}), mark(world))
-    return ended, Event(ended, execution.state, told(ended), escalate=False)
-
-
-def _taken(execution: Execution, step: Step, now: Mark) -> Execution:
-    state, reason, update = step
-    if state not in OPEN:
-        update = {"ended": now, **update}
-    return execution.model_copy(update={"state": state, "reason": reason, **update})
-
-
-def _due(
-    execution: Execution,
-    world: "World",
-    receipt: Receipt | None,
-    decision: Decision | None,
-    recovered: Recovered | None,
-) -> Step | None:
-    match execution.state:
-        case ExecutionState.PROPOSED:
-            return _from_proposed(execution, world, decision)
-        case ExecutionState.APPROVED:
-            return _from_approved(execution, world, decision)
-        case ExecutionState.REQUESTED:
-            return _from_requested(execution, world, receipt)
-        case ExecutionState.ACKNOWLEDGED:
-            return _from_acknowledged(execution, world, recovered)
-        case _:
-            return None
-
-
-def _withdrawn(execution: Execution, world: "World", decision: Decision | None) -> Step | None:
-    """The ends that a plan meets before it is asked of the trainer."""
-    now = mark(world)
-    if decision is not None and not decision.approved:
-        return ExecutionState.REFUSED, f"{decision.by}: {decision.reason}", {"decided": now, "by": decision.by}
-    broken = execution.preconditions.broken_by(world.attempt, world.tokens)
-    if broken is not None:
-        return ExecutionState.EXPIRED, f"{broken}.", {}
-    if world.now >= execution.expires:
-        return ExecutionState.EXPIRED, "nobody decided in time; decide anew with `runwatch plan list`.", {}
-    return None
-
-
-def _from_proposed(execution: Execution, world: "World", decision: Decision | None) -> Step | None:
-    withdrawn = _withdrawn(execution, world, decision)
-    if withdrawn is not None:
-        return withdrawn
-    now = mark(world)
-    if decision is not None:
-        return ExecutionState.APPROVED, f"{decision.by}: {decision.reason}", {"decided": now, "by": decision.by}
-    if execution.checks and all(name in world.alerts and not world.alerts[name].alive for name in execution.checks):
-        return ExecutionState.SUPERSEDED, f"{' and '.join(execution.checks)} resolved before anybody decided.", {}
-    if execution.mode == "auto":
-        return ExecutionState.APPROVED, "the run card says auto.", {"decided": now, "by": "run card"}
-    return None
-
-
-def _from_approved(execution: Execution, world: "World", decision: Decision | None) -> Step | None:
-    withdrawn = _withdrawn(execution, world, decision)
-    if withdrawn is not None or not world.plans_enabled:
-        return withdrawn
-    return ExecutionState.REQUESTED, execution.reason or "", {"requested": mark(world)}
-
-
-def _from_requested(execution: Execution, world: "World", receipt: Receipt | None) -> Step | None:
-    now = mark(world)
-    if receipt is not None and receipt.status == "rejected":
-        reason = f"the trainer refused it at step {receipt.step:,}: {receipt.reason or 'no reason given'}."
-        return ExecutionState.REJECTED, reason, {"receipt": receipt}
-    if receipt is not None:
-        reason = f"applied at step {receipt.step:,} ({receipt.tokens:,} tokens)."
-        return ExecutionState.ACKNOWLEDGED, reason, {"receipt": receipt, "acknowledged": now}
-    if execution.command and world.attempt != execution.attempt:
-        return ExecutionState.ACKNOWLEDGED, f"the run came back as attempt {world.attempt}.", {"acknowledged": now}
-    if execution.requested and world.now > execution.requested.time + execution.ack_seconds + GRACE_SECONDS:
-        reason = f"no receipt {world.now - execution.requested.time:.0f} s after it was asked for."
-        return ExecutionState.UNACKNOWLEDGED, reason, {}
-    return None
-
-
-def _from_acknowledged(execution: Execution, world: "World", recovered: Recovered | None) -> Step | None:
-    missing = _missing(execution, world)
-    well = recovered(execution, world) if recovered is not None and not missing else True
-    if not missing and well:
-        return ExecutionState.VERIFIED, "every effect is seen in telemetry.", {}
-    if execution.acknowledged is None or _in_time(execution, execution.acknowledged, world):
-        return None
-    reason = " ".join(missing) or "its effects are seen, but the run has not recovered."
-    return ExecutionState.UNVERIFIED, reason, {}
-
-
-def _missing(execution: Execution, world: "World") -> list[str]:
-    """What of the plan, or of a restart, does not show yet."""
-    if execution.receipt is not None:
-        return missing_effects(execution.actions, execution.receipt, world)
-    trains = world.phase is Phase.TRAIN and world.attempt != execution.attempt
-    return [] if trains else ["The run has not trained since it was restarted."]
-
-
-def _in_time(execution: Execution, acknowledged: Mark, world: "World") -> bool:
-    """Whether the effect may still show."""
-    records = world.records - acknowledged.records
-    return records < execution.verify_records and world.now < acknowledged.time + execution.verify_seconds
