@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 from runwatch.checks.signals import FAMILIES, VOCABULARY, Column, Phase, Signals
 
 LINE_LIMIT = 1 << 20
@@ -24,6 +25,7 @@ COLUMN_LIMIT = 512
 
 _KEPT_PROBLEMS = 100
 _KEPT_LAYOUTS = 64
+_CHUNK = 1024
 _INTEGER_LIMIT = 1 << 53
 _HEAD = frozenset({"attempt", "step", "tokens", "time", "phase"})
 _PHASES = {phase.name.lower(): int(phase) for phase in Phase}
@@ -142,6 +144,13 @@ class _Layout:
     pick: Callable[[Mapping[str, Any]], tuple[Any, ...]]
     rows: list[int] = field(default_factory=list[int])
     values: list[tuple[float, ...]] = field(default_factory=list[tuple[float, ...]])
+    packed: list[NDArray[np.float64]] = field(default_factory=list[NDArray[np.float64]])
+
+    def pack(self) -> None:
+        """Turn the values kept so far into a matrix: a tenth of the memory, and nothing for the collector to visit."""
+        if self.values:
+            self.packed.append(np.array(self.values, np.float64))
+            self.values = []
 
 
 def _picker(keys: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
@@ -170,6 +179,8 @@ class Rows:
         self._resolve = resolver
         self._columns: set[str] = set()
         self._head: list[tuple[int, int, float, float, int, bool]] = []
+        self._packed: list[NDArray[np.float64]] = []
+        self._length = 0
         self._layouts: dict[tuple[str, ...], _Layout] = {}
         self._last = (0, 0, math.nan, math.nan, int(Phase.INIT))
         self._last_time = math.nan
@@ -177,7 +188,7 @@ class Rows:
 
     def __len__(self) -> int:
         """Rows since the last `drain`."""
-        return len(self._head)
+        return self._length
 
     def read_line(self, line: bytes | str, number: int = 0) -> None:
         """Append the record on a line (number `number` of `self.file`); what is malformed is counted and told."""
@@ -201,7 +212,7 @@ class Rows:
             self._last_time = time
             self._ticked = 0
         self._last = (attempt, step, tokens, time, phase)
-        self._head.append((attempt, step, tokens, time, phase, False))
+        self._append_rows([(attempt, step, tokens, time, phase, False)])
         self._append_metrics(record, number)
 
     def pass_time(self, now: float) -> None:
@@ -210,8 +221,15 @@ class Rows:
             return
         due = tick_times(self._last_time, now)
         attempt, step, tokens, _, phase = self._last
-        self._head += [(attempt, step, tokens, time, phase, True) for time in due[self._ticked :]]
+        self._append_rows([(attempt, step, tokens, time, phase, True) for time in due[self._ticked :]])
         self._ticked = max(self._ticked, len(due))
+
+    def _append_rows(self, rows: Sequence[tuple[int, int, float, float, int, bool]]) -> None:
+        self._head.extend(rows)
+        self._length += len(rows)
+        if len(self._head) >= _CHUNK:
+            self._packed.append(np.array(self._head, np.float64))
+            self._head = []
 
     def reject(self, number: int, error: MalformedError) -> None:
         """Count and tell a line that is left out."""
@@ -220,33 +238,35 @@ class Rows:
 
     def drain(self) -> Signals:
         """All rows since the last call as arrays."""
-        length = len(self._head)
-        attempt, step, tokens, time, phase, tick = zip(*self._head, strict=True) if length else ((),) * 6
+        length = len(self)
+        head = np.concatenate([*self._packed, np.array(self._head, np.float64).reshape(-1, 6)])
+        attempt, step, tokens, time, phase, tick = head.T.copy()
         signals = Signals(
-            np.array(attempt, np.int32),
-            np.array(step, np.int64),
-            np.array(tokens, np.float64),
-            np.array(time, np.float64),
-            np.array(phase, np.int8),
-            np.array(tick, np.bool_),
+            attempt.astype(np.int32),
+            step.astype(np.int64),
+            tokens,
+            time,
+            phase.astype(np.int8),
+            tick.astype(np.bool_),
             self._drain_columns(length),
         )
-        self._head = []
+        self._head, self._packed, self._length = [], [], 0
         return signals
 
     def _drain_columns(self, length: int) -> Mapping[str, Column]:
         columns: dict[str, Column] = {}
         for layout in self._layouts.values():
-            if not layout.rows:
+            layout.pack()
+            if not layout.packed:
                 continue
             rows = np.array(layout.rows)
-            matrix = np.array(layout.values, np.float64)
+            matrix = np.concatenate(layout.packed)
             for target, values in zip(layout.targets, matrix.T, strict=True):
                 if target.signal not in columns:
                     columns[target.signal] = Column(np.full(length, np.nan), np.zeros(length, np.bool_))
                 columns[target.signal].values[rows] = values if target.factor == 1 else values * target.factor
                 columns[target.signal].present[rows] = True
-            layout.rows, layout.values = [], []
+            layout.rows, layout.packed = [], []
         if len(self._layouts) > _KEPT_LAYOUTS:
             self._layouts.clear()
         return columns
@@ -258,8 +278,10 @@ class Rows:
             return
         values = layout.pick(record)
         if _NUMBERS.issuperset(map(type, values)):
-            layout.rows.append(len(self._head) - 1)
+            layout.rows.append(self._length - 1)
             layout.values.append(values)
+            if len(layout.values) == _CHUNK:
+                layout.pack()
         else:
             self._append_metrics(self._repair(dict(zip(layout.keys, values, strict=True)), number), number)
 
@@ -306,9 +328,10 @@ class Rows:
         step = get("step")
         if type(step) is not int or not 0 <= step < _INTEGER_LIMIT:
             step = _whole(step)
-        phase = _PHASES.get(get("phase", "train"), -1) if isinstance(get("phase", "train"), str) else -1
-        if phase < 0:
-            raise MalformedError(f"phase is {_short(get('phase'))}", f"Write one of {', '.join(_PHASES)}")
+        name = get("phase", "train")
+        phase = _PHASES.get(name) if isinstance(name, str) else None
+        if phase is None:
+            raise MalformedError(f"phase is {_short(name)}", f"Write one of {', '.join(_PHASES)}")
         return (
             self._number_of(get("attempt")),
             step,
