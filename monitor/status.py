@@ -122,7 +122,7 @@ class AuditStatus(TypedDict):
 
 
 class Condition(TypedDict):
-    """Something that keeps the daemon from doing its whole work: a broken card, an unwritable disk, a check that raises."""
+    """Something that keeps the daemon from doing its whole work: a full disk, a check that raises."""
 
     kind: str
     message: str

@@ -1,0 +1,92 @@
+"""New rows and the look-back before them to verdicts of all checks, with a check that raises kept apart."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from runwatch.checks import Change, Check, Phase, Settings, Signals, Verdicts, judge
+
+log = logging.getLogger(__name__)
+
+RECENT_ROWS = 2000
+"""Rows that stay at hand for plans, plots and projections even where no check looks back so far."""
+RECENT_CHECKPOINTS = 32
+SLACK_ROWS = 4000
+"""Rows that may pile up before the context is cut again."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Verdicts of a block by check, and why a check has none."""
+
+    verdicts: Mapping[str, Verdicts] = field(default_factory=dict[str, Verdicts])
+    errors: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class LiveJudge:
+    """All checks over a run as it grows.
+
+    `context` are the accepted rows that a check may still look at. After a resume from an earlier step that can be rows
+    from long ago: `history` gives all accepted rows again.
+    """
+
+    def __init__(self, checks: Mapping[str, Check], context: Signals, history: Callable[[], Signals]) -> None:
+        self.checks = checks
+        self.context = context
+        self._history = history
+        self._trimmed = False
+        self._size_when_cut = 0
+
+    def judge(self, block: Signals, settings: Mapping[str, Settings], changes: Sequence[Change]) -> Judged:
+        """Verdicts of every row of `block`, which follows the accepted rows."""
+        if not len(block):
+            return Judged()
+        if self._trimmed and _begins_attempt(self.context, block):
+            self.context, self._trimmed = self._history(), False
+        rows = Signals.concatenate([self.context, block])
+        verdicts: dict[str, Verdicts] = {}
+        errors: dict[str, str] = {}
+        for name, check in self.checks.items():
+            try:
+                verdicts[name] = judge(check, rows, settings[name], changes, known=len(self.context))
+            except Exception as error:  # one check must not take the others with it
+                log.exception("the check %s raised", name)
+                errors[name] = f"{type(error).__name__}: {error}"
+        return Judged(verdicts, errors)
+
+    def accept(self, block: Signals, settings: Mapping[str, Settings], changes: Sequence[Change]) -> None:
+        """`block` is judged and stored: it becomes context, and what nobody looks at any more goes."""
+        if not len(block):
+            return
+        self.context = Signals.concatenate([self.context, block])
+        if len(self.context) > self._size_when_cut + SLACK_ROWS:
+            rows = needed_rows(self.context, self.checks, settings, changes)
+            self._trimmed = self._trimmed or len(rows) < len(self.context)
+            self.context = self.context.take(rows)
+            self._size_when_cut = len(rows)
+
+
+def _begins_attempt(context: Signals, block: Signals) -> bool:
+    return bool(len(context)) and int(block.attempt.max()) > int(context.attempt.max())
+
+
+def needed_rows(
+    signals: Signals, checks: Mapping[str, Check], settings: Mapping[str, Settings], changes: Sequence[Change]
+) -> NDArray[np.intp]:
+    """Rows (ascending) that the verdict of a later row may still depend on, and the recent ones.
+
+    The row with the highest step stays too: a later attempt that begins below it goes back.
+    """
+    stop = len(signals)
+    kept = [np.arange(max(0, stop - RECENT_ROWS), stop), signals.observed("checkpoint/step")[-RECENT_CHECKPOINTS:]]
+    kept += [signals.observed(name)[-1:] for name in signals.columns]
+    trained = np.flatnonzero((signals.phase == Phase.TRAIN) & ~signals.tick)
+    if len(trained):
+        kept.append(trained[[np.argmax(signals.step[trained])]])
+    for name, check in checks.items():
+        moved = tuple(sorted(change.step for change in changes if change.touches(check.signals)))
+        piece = list(signals.pieces(moved))[-1]
+        kept.append(piece.context(signals, stop, check.lookback(settings[name]), check.signals))
+    return np.unique(np.concatenate(kept))

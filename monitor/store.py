@@ -1,0 +1,358 @@
+"""The daemon's memory: one SQL database, one transaction a tick.
+
+SQLite (write-ahead log, every commit on disk) at `RUN_DIR/.runwatch/state.db`, or PostgreSQL for a fleet. Everything
+that a tick decides is stored in one transaction, so a daemon that is killed at any moment has either done the tick or not
+begun it. Effects come after the commit, from rows that are stored here.
+"""
+
+import json
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sql
+from runwatch.monitor.audit import GENESIS, AuditRow, chained
+from runwatch.rules import Alert, Decision, Execution
+from sqlalchemy import event
+from sqlalchemy.exc import DatabaseError, IntegrityError
+
+BUSY_SECONDS = 10.0
+"""How long a writer waits for another (the command line and the daemon share the file)."""
+
+_tables = sql.MetaData()
+
+
+def _run() -> sql.Column[str]:
+    return sql.Column("run", sql.String, primary_key=True)
+
+
+def _body() -> sql.Column[str]:
+    return sql.Column("body", sql.Text, nullable=False)
+
+
+CURSOR = sql.Table("cursor", _tables, _run(), _body())
+ALERTS = sql.Table("alerts", _tables, _run(), sql.Column("check", sql.String, primary_key=True), _body())
+INCIDENTS = sql.Table(
+    "incidents",
+    _tables,
+    _run(),
+    sql.Column("id", sql.String, primary_key=True),
+    sql.Column("state", sql.String, nullable=False),
+    sql.Column("opened", sql.Float, nullable=False),
+    _body(),
+)
+EXECUTIONS = sql.Table(
+    "executions",
+    _tables,
+    _run(),
+    sql.Column("id", sql.String, primary_key=True),
+    sql.Column("ordinal", sql.Integer, nullable=False),
+    sql.Column("state", sql.String, nullable=False),
+    _body(),
+)
+DECISIONS = sql.Table(
+    "decisions",
+    _tables,
+    _run(),
+    sql.Column("execution", sql.String, primary_key=True),
+    sql.Column("approved", sql.Boolean, nullable=False),
+    sql.Column("by", sql.String, nullable=False),
+    sql.Column("reason", sql.String, nullable=False),
+    sql.Column("time", sql.Float, nullable=False),
+)
+DECLARATIONS = sql.Table(
+    "declarations",
+    _tables,
+    sql.Column("id", sql.Integer, primary_key=True),
+    sql.Column("run", sql.String, nullable=False),
+    _body(),
+)
+SETTINGS = sql.Table(
+    "settings",
+    _tables,
+    _run(),
+    sql.Column("name", sql.String, primary_key=True),
+    sql.Column("value", sql.String, nullable=False),
+)
+AUDIT = sql.Table(
+    "audit",
+    _tables,
+    _run(),
+    sql.Column("seq", sql.Integer, primary_key=True),
+    sql.Column("time", sql.Float, nullable=False),
+    sql.Column("kind", sql.String, nullable=False),
+    sql.Column("payload", sql.Text, nullable=False),
+    sql.Column("previous", sql.String, nullable=False),
+    sql.Column("hash", sql.String, nullable=False),
+)
+OUTBOX = sql.Table(
+    "outbox",
+    _tables,
+    sql.Column("id", sql.Integer, primary_key=True),
+    sql.Column("run", sql.String, nullable=False),
+    sql.Column("notifier", sql.String, nullable=False),
+    sql.Column("key", sql.String, nullable=False),
+    sql.Column("kind", sql.String, nullable=False),
+    sql.Column("subject", sql.String, nullable=False),
+    sql.Column("created", sql.Float, nullable=False),
+    sql.Column("deadline", sql.Float, nullable=False),
+    sql.Column("due", sql.Float, nullable=False),
+    sql.Column("attempts", sql.Integer, nullable=False),
+    sql.Column("state", sql.String, nullable=False),  # pending, sent, failed
+    sql.Column("sent", sql.Float),
+    sql.Column("error", sql.String),
+    sql.Column("payload", sql.Text, nullable=False),
+    sql.Column("text", sql.Text, nullable=False),
+    sql.UniqueConstraint("run", "notifier", "key"),
+    sql.Index("outbox_waiting", "run", "notifier", "state", "due"),
+)
+REMEMBERED = sql.Table(
+    "remembered",
+    _tables,
+    _run(),
+    sql.Column("notifier", sql.String, primary_key=True),
+    sql.Column("subject", sql.String, primary_key=True),
+    _body(),
+)
+LEASE = sql.Table(
+    "lease",
+    _tables,
+    _run(),
+    sql.Column("holder", sql.String, nullable=False),
+    sql.Column("expires", sql.Float, nullable=False),
+)
+
+_APPEND_ONLY = (
+    "CREATE TRIGGER IF NOT EXISTS audit_never_{verb} BEFORE {verb} ON audit "
+    "BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END"
+)
+
+
+class StoreError(Exception):
+    """The database cannot be used; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What one run's tick begins from."""
+
+    cursor: Mapping[str, Any]
+    alerts: Mapping[str, Alert]
+    executions: tuple[Execution, ...]
+    decisions: Mapping[str, Decision]
+    plans_enabled: bool
+    declarations: tuple[Mapping[str, Any], ...]
+
+
+class Store:
+    """The database, as seen by the daemon and the command line of one run."""
+
+    def __init__(self, engine: sql.Engine, run: str) -> None:
+        self.engine = engine
+        self.run = run
+
+    @contextmanager
+    def transaction(self) -> Generator["Transaction"]:
+        """All of it is stored when the block ends well, none of it otherwise."""
+        with self.engine.begin() as connection:
+            yield Transaction(connection, self.run)
+
+    def close(self) -> None:
+        """Release the database's files."""
+        self.engine.dispose()
+
+
+def open_store(url: str, run: str) -> Store:
+    """Open, and create where needed, the database at an SQLAlchemy URL.
+
+    Raises:
+        StoreError: it cannot be opened, is damaged, or is not ours.
+    """
+    engine = _sqlite(url) if url.startswith("sqlite") else sql.create_engine(url, pool_pre_ping=True)
+    try:
+        _tables.create_all(engine)
+        if engine.dialect.name == "sqlite":
+            with engine.begin() as connection:
+                for verb in ("update", "delete"):
+                    connection.exec_driver_sql(_APPEND_ONLY.format(verb=verb))
+                connection.exec_driver_sql("PRAGMA quick_check(1)")
+    except (DatabaseError, OSError) as error:
+        engine.dispose()
+        raise StoreError(_remedy(engine, error)) from error
+    return Store(engine, run)
+
+
+def sqlite_url(run_dir: Path) -> str:
+    """Where a run's database lies unless another is configured."""
+    return f"sqlite:///{run_dir / '.runwatch' / 'state.db'}"
+
+
+def _sqlite(url: str) -> sql.Engine:
+    path = sql.make_url(url).database or ""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot create {Path(path).parent}: {error.strerror}; make the run directory writable"
+        ) from error
+    engine = sql.create_engine(url, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
+
+    def set_up(connection: Any, _record: object) -> None:
+        connection.isolation_level = None  # transactions begin where we say so, not at the first write
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    def begin(connection: sql.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    event.listen(engine, "connect", set_up)
+    event.listen(engine, "begin", begin)
+    return engine
+
+
+def _remedy(engine: sql.Engine, error: Exception) -> str:
+    where = engine.url.database if engine.dialect.name == "sqlite" else engine.url.render_as_string(hide_password=True)
+    reason = str(getattr(error, "orig", error))
+    if "malformed" in reason or "not a database" in reason:
+        return (
+            f"{where} is damaged ({reason}): move it aside and start again; alerts are judged anew from telemetry, and "
+            "directives that were acted upon are known from control/receipts/"
+        )
+    return f"cannot use the database {where}: {reason}"
+
+
+class Transaction:
+    """Reads and writes of one run inside one transaction."""
+
+    def __init__(self, connection: sql.Connection, run: str) -> None:
+        self.connection = connection
+        self.run = run
+
+    def load(self) -> Saved:
+        """Everything that a tick needs."""
+        return Saved(
+            cursor=self.cursor(),
+            alerts={row.check: Alert.model_validate_json(row.body) for row in self._rows(ALERTS)},
+            executions=self.executions(),
+            decisions={
+                row.execution: Decision(approved=row.approved, by=row.by, reason=row.reason, time=row.time)
+                for row in self._rows(DECISIONS)
+            },
+            plans_enabled=self.setting("plans_enabled", "true") == "true",
+            declarations=tuple(json.loads(row.body) for row in self._rows(DECLARATIONS)),
+        )
+
+    def _rows(self, table: sql.Table) -> Sequence[Any]:
+        return self.connection.execute(sql.select(table).where(table.c.run == self.run)).all()
+
+    def _put(self, table: sql.Table, keys: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Insert or replace the one row with `keys`."""
+        same = sql.and_(table.c.run == self.run, *(table.c[name] == value for name, value in keys.items()))
+        changed = self.connection.execute(sql.update(table).where(same).values(**values)).rowcount
+        if not changed:
+            self.connection.execute(sql.insert(table).values(run=self.run, **keys, **values))
+
+    def cursor(self) -> Mapping[str, Any]:
+        """How far the run has been judged; empty before the first tick."""
+        body = self.connection.scalar(sql.select(CURSOR.c.body).where(CURSOR.c.run == self.run))
+        return json.loads(body) if body else {}
+
+    def put_cursor(self, cursor: Mapping[str, Any]) -> None:
+        """Remember how far the run has been judged."""
+        self._put(CURSOR, {}, {"body": json.dumps(cursor)})
+
+    def put_alert(self, alert: Alert) -> None:
+        """Store one check's alert."""
+        self._put(ALERTS, {"check": alert.check}, {"body": alert.model_dump_json()})
+
+    def incidents(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """Incidents, newest first."""
+        query = sql.select(INCIDENTS.c.body).where(INCIDENTS.c.run == self.run)
+        query = query.order_by(INCIDENTS.c.opened.desc(), INCIDENTS.c.id.desc()).limit(limit)
+        return [json.loads(body) for body in self.connection.scalars(query)]
+
+    def open_incidents(self) -> list[dict[str, Any]]:
+        """Incidents that fire."""
+        query = sql.select(INCIDENTS.c.body).where(INCIDENTS.c.run == self.run, INCIDENTS.c.state == "firing")
+        return [json.loads(body) for body in self.connection.scalars(query)]
+
+    def put_incident(self, incident: Mapping[str, Any]) -> None:
+        """Store one incident."""
+        values = {"state": incident["state"], "opened": incident["opened"], "body": json.dumps(incident)}
+        self._put(INCIDENTS, {"id": incident["id"]}, values)
+
+    def executions(self) -> tuple[Execution, ...]:
+        """Executions, oldest first."""
+        query = sql.select(EXECUTIONS.c.body).where(EXECUTIONS.c.run == self.run).order_by(EXECUTIONS.c.ordinal)
+        return tuple(Execution.model_validate_json(body) for body in self.connection.scalars(query))
+
+    def put_execution(self, execution: Execution) -> None:
+        """Store one execution; a new one goes to the end."""
+        here = sql.and_(EXECUTIONS.c.run == self.run)
+        known = self.connection.scalar(sql.select(EXECUTIONS.c.ordinal).where(here, EXECUTIONS.c.id == execution.id))
+        count = self.connection.scalar(sql.select(sql.func.count()).select_from(EXECUTIONS).where(here))
+        ordinal = count if known is None else known
+        values = {"ordinal": ordinal, "state": execution.state.value, "body": execution.model_dump_json()}
+        self._put(EXECUTIONS, {"id": execution.id}, values)
+
+    def decide(self, execution: str, decision: Decision) -> bool:
+        """Store a person's decision; False if somebody has decided before."""
+        row = {"execution": execution, **decision.model_dump()}
+        try:
+            with self.connection.begin_nested():
+                self.connection.execute(sql.insert(DECISIONS).values(run=self.run, **row))
+        except IntegrityError:
+            return False
+        return True
+
+    def declare(self, declaration: Mapping[str, Any]) -> None:
+        """Store a planned change."""
+        self.connection.execute(sql.insert(DECLARATIONS).values(run=self.run, body=json.dumps(declaration)))
+
+    def setting(self, name: str, default: str) -> str:
+        """One of the run's settings."""
+        here = sql.and_(SETTINGS.c.run == self.run, SETTINGS.c.name == name)
+        found = self.connection.scalar(sql.select(SETTINGS.c.value).where(here))
+        return default if found is None else found
+
+    def put_setting(self, name: str, value: str) -> None:
+        """Keep one of the run's settings."""
+        self._put(SETTINGS, {"name": name}, {"value": value})
+
+    def take_lease(self, holder: str, now: float, seconds: float) -> bool:
+        """Whether `holder` may act for this run until `now` + `seconds`; of several daemons one may."""
+        free = sql.or_(LEASE.c.holder == holder, LEASE.c.expires < now)
+        update = sql.update(LEASE).where(LEASE.c.run == self.run, free).values(holder=holder, expires=now + seconds)
+        if self.connection.execute(update).rowcount:
+            return True
+        try:
+            with self.connection.begin_nested():
+                row = {"run": self.run, "holder": holder, "expires": now + seconds}
+                self.connection.execute(sql.insert(LEASE).values(**row))
+        except IntegrityError:
+            return False
+        return True
+
+    def release_lease(self, holder: str) -> None:
+        """Let another daemon act."""
+        self.connection.execute(sql.delete(LEASE).where(LEASE.c.run == self.run, LEASE.c.holder == holder))
+
+    def audit(self, kind: str, payload: Mapping[str, Any], now: float | None = None) -> AuditRow:
+        """Append one row to the chain."""
+        newest = self.audit_rows(limit=1, newest_first=True)
+        seq, previous = (newest[0].seq + 1, newest[0].hash) if newest else (1, GENESIS)
+        row = chained(seq, time.time() if now is None else now, kind, payload, previous)
+        self.connection.execute(sql.insert(AUDIT).values(run=self.run, **row.columns()))
+        return row
+
+    def audit_rows(self, after: int = 0, limit: int | None = None, *, newest_first: bool = False) -> list[AuditRow]:
+        """Rows of the audit log with a `seq` above `after`."""
+        order = AUDIT.c.seq.desc() if newest_first else AUDIT.c.seq
+        query = sql.select(AUDIT).where(AUDIT.c.run == self.run, AUDIT.c.seq > after).order_by(order).limit(limit)
+        return [
+            AuditRow(row.seq, row.time, row.kind, row.payload, row.previous, row.hash)
+            for row in self.connection.execute(query)
+        ]
