@@ -1,0 +1,131 @@
+"""The router no longer spreads tokens over its experts.
+
+What it does: fires when `token_drop` or `expert_balance` has been critical for a set number of records without a break.
+
+Why it matters: a dropped token is trained on without its experts, and an expert without tokens stops learning. On a
+context extension from 4K to 65K the drop rate went from 7 % to 40 % and the extension had to be taken back
+(design of runwatch, from the seed run's predecessors); 3 % is normal at a capacity factor of 1.15.
+
+Fires when: `token_drop` or `expert_balance` critical for `critical_records` without a break of more than five records.
+Everywhere in the run.
+
+Defaults: `critical_records` 50: a guess; the first hundred steps of a healthy run drop 10 % for a moment (marin #8435).
+`context_lengths` none: back to the card's context length, or to half of it when that is in force. `capacity_increase`
+1.25 and `max_capacity_factor` 2: GShard (Lepikhin et al. 2020, arXiv 2006.16668) trains at 2, the seed run at 1.15.
+`balance_increase` 2 and `max_balance_rate` 0.1: guesses; DeepSeek-V3 (arXiv 2412.19437) uses a rate of 0.001.
+
+Does not see: a router that is unbalanced below the checks' limits; loss spikes that come of it (`instability`).
+
+The plan: `retreat_context` goes back to the next shorter context length (shorter sequences repeat themselves less, so
+fewer of their tokens want the same expert at once), raises the capacity factor so that fewer tokens are dropped
+meanwhile, and raises the rate at which the router bias evens out the load. It counts as recovered when neither check is
+critical any more.
+
+What to do: meaning: routing has collapsed, mostly after a change of context, data or transport. Impact: the experts
+learn from fewer tokens; throughput may fall too. Diagnosis: was a change made shortly before (`runwatch status RUN`)?
+`moe/layers/*` tells the layer. Mitigation: approve the retreat; go forward again in smaller steps.
+"""
+
+from pydantic import Field
+from runwatch.rules.execution import Execution
+from runwatch.rules.node import Condition, Node, Proposal, Refusal
+from runwatch.rules.plan import (
+    Action,
+    PlanRules,
+    Preconditions,
+    SetBalanceRate,
+    SetCapacityFactor,
+    SetContextLength,
+)
+from runwatch.rules.world import World, critical_for
+
+CHECKS = ("token_drop", "expert_balance")
+
+
+class RoutingCollapseSettings(PlanRules):
+    """When it fires, and how far it retreats."""
+
+    max_executions: int = Field(default=2, ge=1)
+    verify_records: int = Field(default=200, ge=1)
+    critical_records: int = Field(default=50, ge=1)
+    """Records for which a check must be critical; raising it waits longer."""
+    context_lengths: tuple[int, ...] = ()
+    """Lengths in tokens to which the run may go back."""
+    min_context_length: int = Field(default=16, ge=1)
+    """Tokens; no retreat goes below."""
+    capacity_increase: float = Field(default=1.25, ge=1)
+    max_capacity_factor: float = Field(default=2.0, gt=0)
+    """What the capacity factor is multiplied by, and where that ends."""
+    balance_increase: float = Field(default=2.0, ge=1)
+    max_balance_rate: float = Field(default=0.1, gt=0)
+    """What the rate of the router-bias update is multiplied by, and where that ends."""
+
+
+def condition(world: World, settings: RoutingCollapseSettings) -> Condition:
+    """The share of the required records for which the longer of the two has been critical."""
+    lasting = {name: found for name in CHECKS if (found := critical_for(world.alerts.get(name))) is not None}
+    if not lasting:
+        return Condition(0.0, "token_drop and expert_balance are not critical.")
+    longest = max(lasting, key=lambda name: lasting[name].step)
+    records = lasting[longest].step + 1
+    reason = f"{longest} has been critical for {records:,} of {settings.critical_records:,} records. "
+    progress = min(1.0, records / settings.critical_records)
+    return Condition(progress, reason + world.alerts[longest].message, tuple(lasting))
+
+
+def propose(world: World, settings: RoutingCollapseSettings) -> Proposal | Refusal:
+    """`retreat_context`: whichever of its three parts still has room."""
+    plan = world.plan
+    parts = [
+        _context(world, settings),
+        _raised("Capacity factor", plan.capacity_factor, settings.capacity_increase, settings.max_capacity_factor),
+        _raised("Balance rate", plan.balance_rate, settings.balance_increase, settings.max_balance_rate),
+    ]
+    kinds = (
+        lambda value: SetContextLength(tokens=round(value)),
+        lambda value: SetCapacityFactor(factor=value),
+        lambda value: SetBalanceRate(rate=value),
+    )
+    found = [(kind(part[0]), part[1]) for kind, part in zip(kinds, parts, strict=True) if part is not None]
+    if not found:
+        return Refusal("context length, capacity factor and balance rate are at their bounds; a person decides.")
+    actions: tuple[Action, ...] = tuple(action for action, _ in found)
+    return Proposal(actions, tuple(sentence for _, sentence in found), Preconditions(attempt=world.attempt))
+
+
+def _context(world: World, settings: RoutingCollapseSettings) -> tuple[float, str] | None:
+    """The next shorter length into which a step's tokens divide."""
+    now, card = world.plan.context_length, world.planned.context_length
+    lengths = settings.context_lengths or ((card,) if card < now else (now // 2,))
+    step = world.planned.tokens_per_step
+    shorter = [length for length in lengths if settings.min_context_length <= length < now and step % length == 0]
+    if not shorter:
+        return None
+    return max(shorter), f"Context length from {now:,} back to {max(shorter):,} tokens."
+
+
+def _raised(what: str, now: float, factor: float, most: float) -> tuple[float, str] | None:
+    raised = round(min(now * factor, most), 6)
+    return (raised, f"{what} from {now:g} up to {raised:g}.") if raised > now else None
+
+
+def recovered(execution: Execution, world: World) -> bool | None:
+    """Whether neither check is critical any more, judged on records since the plan took effect."""
+    applied = execution.receipt.time if execution.receipt else float("inf")
+    judged = [world.alerts[name] for name in CHECKS if name in world.alerts]
+    if not any(alert.at is not None and alert.at.time > applied for alert in judged):
+        return None
+    return all(critical_for(alert) is None for alert in judged)
+
+
+NODE = Node(
+    name="routing_collapse",
+    plan="retreat_context",
+    checks=CHECKS,
+    settings=RoutingCollapseSettings,
+    window=lambda _: (0.0, float("inf")),
+    condition=condition,
+    propose=propose,
+    rank=3,
+    recovered=recovered,
+)
