@@ -1,37 +1,37 @@
 """Early in the run, the loss has left the curve that was registered for it.
 
-What it does: inside the first 25 % of the token budget, waits until `ladder_deviation` has been critical for a set share
-of the budget without a break, or until `instability` has rewound as often as it may and the run is still unstable. Then
-it fires.
+What it does: inside the first 25 % of the token budget, waits until `ladder_deviation` has been critical for a set
+share of the budget without a break, or until `instability` has rewound as often as it may and the run is still
+unstable. Then it fires.
 
-Why it matters: a loss that is off its ladder in the first quarter does not come back by waiting: the smaller rungs show
-what a healthy run of this recipe does at these tokens. What is left of the budget buys a worse model than planned, at
-the full price. The seed run registered its projection before launch for this very reason (marin #8435: deviation from
-the ladder prompts an early look at dynamics).
+Why it matters: a loss that is off its ladder in the first quarter does not come back by waiting: the smaller rungs
+show what a healthy run of this recipe does at these tokens. What is left of the budget buys a worse model than
+planned, at the full price. The seed run registered its projection before launch for this very reason (marin #8435:
+deviation from the ladder prompts an early look at dynamics).
 
-Fires when: `ladder_deviation` critical for `critical_fraction` of the token budget (breaks of up to five records do not
-count), or `instability` exhausted; only before `window_fraction` of the budget in force.
+Fires when: `ladder_deviation` critical for `critical_fraction` of the token budget (breaks of up to five records do
+not count), or `instability` exhausted; only before `window_fraction` of the budget in force.
 
-Defaults: `window_fraction` 0.25, the node's definition. `critical_fraction` 0.005 (1,000 steps of a run of 200,000): a
-guess; it is longer than any loss spike of the recordings and short against the window. `budget_fraction` 0.5, between
-`min_budget_fraction` 0.3 and `max_budget_fraction` 0.8: a guess, the owner's to make; with the exponent 0.28 of Hoffmann
-et al. 2022 (arXiv 2203.15556), half of the tokens makes the token term of the loss 21 % larger.
-`min_decay_fraction` 0.1: shorter decays of a warmup-stable-decay schedule lose quality (Hägele et al. 2024,
-arXiv 2405.18392, find 10 to 20 % enough). `mixture_to_decay` on.
+Defaults: `window_fraction` 0.25, the node's definition. `critical_fraction` 0.005 (1,000 steps of a run of 200,000):
+a guess; it is longer than any loss spike of the recordings and short against the window. `budget_fraction` 0.5,
+between `min_budget_fraction` 0.3 and `max_budget_fraction` 0.8: a guess, the owner's to make; with the exponent 0.28
+of Hoffmann et al. 2022 (arXiv 2203.15556), half of the tokens makes the token term of the loss 21 % larger.
+`min_decay_fraction` 0.1: shorter decays of a warmup-stable-decay schedule lose quality (Hägele et al. 2024, arXiv
+2405.18392, find 10 to 20 % enough). `mixture_to_decay` on.
 
-Does not see: a run without a registered curve (`runwatch ladder register`); a divergence after the window, which is an
-incident of `ladder_deviation` for a person; NaN and spikes (`instability`).
+Does not see: a run without a registered curve (`runwatch ladder register`); a divergence after the window, which is
+an incident of `ladder_deviation` for a person; NaN and spikes (`instability`).
 
-The plan: `shorten_budget` cuts the token budget to the fraction of the card's budget that the settings name, never less
-than leaves room for the shortest allowed decay, rounded up to a whole number of checkpoint intervals; starts the
+The plan: `shorten_budget` cuts the token budget to the fraction of the card's budget that the settings name, never
+less than leaves room for the shortest allowed decay, rounded up to a whole number of checkpoint intervals; starts the
 learning-rate decay so that it ends there; and moves the data mixture to its decay-phase shares. So the run ends soon,
-with a decayed model that can be compared with the ladder, and the rest of the compute is free for the next attempt. It
-shows the final loss that the ladder predicts for the old and for the new budget. After the window it is refused, by the
-trainer too (`max_tokens` in the directive).
+with a decayed model that can be compared with the ladder, and the rest of the compute is free for the next attempt.
+It shows the final loss that the ladder predicts for the old and for the new budget. After the window it is refused,
+by the trainer too (`max_tokens` in the directive).
 
-What to do: meaning: this recipe does not scale as its ladder said, or something is broken. Impact: the final loss will
-miss the registered one. Diagnosis: `runwatch status RUN` for the checks that agree (a wrong learning rate shows in
-`plan_conformance`, bad data in the mixture, routing in `expert_balance`). Mitigation: `runwatch plan preview
+What to do: meaning: this recipe does not scale as its ladder said, or something is broken. Impact: the final loss
+will miss the registered one. Diagnosis: `runwatch status RUN` for the checks that agree (a wrong learning rate shows
+in `plan_conformance`, bad data in the mixture, routing in `expert_balance`). Mitigation: `runwatch plan preview
 early_divergence`, then approve; or reject with a reason when the cause is known and can be cured by a rewind.
 """
 
@@ -79,10 +79,9 @@ def condition(world: World, settings: EarlyDivergenceSettings) -> Condition:
         return Condition(0.0, "ladder_deviation is not critical.")
     needed = settings.critical_fraction * world.planned.token_budget
     tokens = lasting.tokens if math.isfinite(lasting.tokens) else lasting.step * world.planned.tokens_per_step
-    reason = f"ladder_deviation has been critical for {tokens:,.0f} of {needed:,.0f} tokens ({lasting.step:,} steps). "
-    return Condition(
-        min(1.0, tokens / needed), reason + world.alerts["ladder_deviation"].message, ("ladder_deviation",)
-    )
+    reason = f"ladder_deviation has been critical for {tokens:,.0f} of {needed:,.0f} tokens ({lasting.step:,} steps)."
+    message = world.alerts["ladder_deviation"].message
+    return Condition(min(1.0, tokens / needed), f"{reason} {message}", ("ladder_deviation",))
 
 
 def propose(world: World, settings: EarlyDivergenceSettings) -> Proposal | Refusal:

@@ -1,8 +1,8 @@
 """The run has become unstable and does not recover by itself.
 
-What it does: fires when `finite` is critical, or when `loss_spike` has been critical for a set number of records while
-`grad_norm` or `logit_growth` is in alarm too. The second witness tells an unstable optimizer from a bad batch that the
-loss will get over.
+What it does: fires when `finite` is critical, or when `loss_spike` has been critical for a set number of records
+while `grad_norm` or `logit_growth` is in alarm too. The second witness tells an unstable optimizer from a bad batch
+that the loss will get over.
 
 Why it matters: after a NaN every further step is wasted (recording `gpt2-124m-three-attempts-nan`: 900 steps). Of a
 32B run about 5 % of the steps around 70,000 to 80,000 were spent in spikes or recovering from them (marin #1368).
@@ -11,24 +11,24 @@ Fires when: `finite` critical; or `loss_spike` critical for `spike_records` with
 `grad_norm` or `logit_growth` pending or firing. Everywhere in the run.
 
 Defaults: `spike_records` 20 (a guess: a spike that recovers does so within about ten records in the recordings).
-`margin_records` 10 before the onset, twice as many at each repeat: the state is damaged before the loss shows it (update
-norms spike first, marin #1368). `skip_margin_records` 10 past the newest bad record. PaLM (Chowdhery et al. 2022,
-arXiv 2204.02311, section 5.1) went back about 100 steps and skipped 200 to 500 batches, and the spikes did not return.
-`lr_factor` 0.8 each time: OPT-175B (Zhang et al. 2022, arXiv 2205.01068) lowered it at restarts; the size is a guess.
-`max_executions` 3: the three-failure budget of the seed run's launch contract (marin #7929).
+`margin_records` 10 before the onset, twice as many at each repeat: the state is damaged before the loss shows it
+(update norms spike first, marin #1368). `skip_margin_records` 10 past the newest bad record. PaLM (Chowdhery et al.
+2022, arXiv 2204.02311, section 5.1) went back about 100 steps and skipped 200 to 500 batches, and the spikes did not
+return. `lr_factor` 0.8 each time: OPT-175B (Zhang et al. 2022, arXiv 2205.01068) lowered it at restarts; the size is
+a guess. `max_executions` 3: the three-failure budget of the seed run's launch contract (marin #7929).
 
 Does not see: a loss that drifts away without spiking (`early_divergence`); collapsed routing (`routing_collapse`).
 
-The plan: `rewind_and_skip` returns to the newest checkpoint that is complete, finite and older than the onset (not than
-the alarm) by the margin; leaves out the batches from there until past the newest bad record; and scales the learning
-rate. Checks judge the new attempt without the superseded records. When it has been carried out `max_executions` times
-and the run is unstable again, `early_divergence` takes over inside its window; after it the run is paused and a person
-is called.
+The plan: `rewind_and_skip` returns to the newest checkpoint that is complete, finite and older than the onset (not
+than the alarm) by the margin; leaves out the batches from there until past the newest bad record; and scales the
+learning rate. Checks judge the new attempt without the superseded records. When it has been carried out
+`max_executions` times and the run is unstable again, `early_divergence` takes over inside its window; after it the
+run is paused and a person is called.
 
 What to do: meaning: the optimizer state or the parameters are damaged. Impact: no step since the onset is worth its
 cost. Diagnosis: `runwatch status RUN`: which check was first; `data/sample_fingerprint` names the batch. Mitigation:
-approve the rewind; if it comes back at the same batch, look at the data; if at another one, at the learning rate and the
-logit z-loss weight.
+approve the rewind; if it comes back at the same batch, look at the data; if at another one, at the learning rate and
+the logit z-loss weight.
 """
 
 import numpy as np
@@ -91,10 +91,13 @@ def propose(world: World, settings: InstabilitySettings) -> Proposal | Refusal:
     back = max(good, key=lambda checkpoint: checkpoint.step)
     skip = max(newest - back.step, 0) + settings.skip_margin_records * doubled
     rewind = Rewind(checkpoint_step=back.step, skip_steps=skip)
+    go = (
+        f"Back from step {world.step:,} to the checkpoint of step {back.step:,}, {first - back.step:,} steps before the"
+    )
+    scale = world.plan.lr_scale * settings.lr_factor
     effects = (
-        f"Back from step {world.step:,} to the checkpoint of step {back.step:,}, {first - back.step:,} steps before the "
-        f"onset at step {first:,}; the next {skip:,} batches are left out.",
-        f"Learning rate times {settings.lr_factor:g}, {world.plan.lr_scale * settings.lr_factor:g} of the schedule's.",
+        f"{go} onset at step {first:,}; the next {skip:,} batches are left out.",
+        f"Learning rate times {settings.lr_factor:g}, to {scale:g} of the schedule's.",
     )
     return Proposal(
         (rewind, ScaleLr(factor=settings.lr_factor)),
@@ -129,10 +132,8 @@ def handed_on(world: World) -> bool:
 
 def _early_plan_left(world: World) -> bool:
     early = world.settings.get("early_divergence") or PlanRules()
-    window = getattr(early, "window_fraction", 0.25) * world.plan.token_budget
-    return (
-        world.tokens <= window and early.mode != "observe" and spent("early_divergence", world) < early.max_executions
-    )
+    inside = world.tokens <= getattr(early, "window_fraction", 0.25) * world.plan.token_budget
+    return inside and early.mode != "observe" and spent("early_divergence", world) < early.max_executions
 
 
 def onset(world: World) -> tuple[int, int]:

@@ -1,25 +1,27 @@
 """The router no longer spreads tokens over its experts.
 
-What it does: fires when `token_drop` or `expert_balance` has been critical for a set number of records without a break.
+What it does: fires when `token_drop` or `expert_balance` has been critical for a set number of records without a
+break.
 
 Why it matters: a dropped token is trained on without its experts, and an expert without tokens stops learning. On a
-context extension from 4K to 65K the drop rate went from 7 % to 40 % and the extension had to be taken back
-(design of runwatch, from the seed run's predecessors); 3 % is normal at a capacity factor of 1.15.
+context extension from 4K to 65K the drop rate went from 7 % to 40 % and the extension had to be taken back (design of
+runwatch, from the seed run's predecessors); 3 % is normal at a capacity factor of 1.15.
 
-Fires when: `token_drop` or `expert_balance` critical for `critical_records` without a break of more than five records.
-Everywhere in the run.
+Fires when: `token_drop` or `expert_balance` critical for `critical_records` without a break of more than five
+records. Everywhere in the run.
 
-Defaults: `critical_records` 50: a guess; the first hundred steps of a healthy run drop 10 % for a moment (marin #8435).
-`context_lengths` none: back to the card's context length, or to half of it when that is in force. `capacity_increase`
-1.25 and `max_capacity_factor` 2: GShard (Lepikhin et al. 2020, arXiv 2006.16668) trains at 2, the seed run at 1.15.
-`balance_increase` 2 and `max_balance_rate` 0.1: guesses; DeepSeek-V3 (arXiv 2412.19437) uses a rate of 0.001.
+Defaults: `critical_records` 50: a guess; the first hundred steps of a healthy run drop 10 % for a moment (marin
+#8435). `context_lengths` none: back to the card's context length, or to half of it when that is in force.
+`capacity_increase` 1.25 and `max_capacity_factor` 2: GShard (Lepikhin et al. 2020, arXiv 2006.16668) trains at 2, the
+seed run at 1.15. `balance_increase` 2 and `max_balance_rate` 0.1: guesses; DeepSeek-V3 (arXiv 2412.19437) uses a rate
+of 0.001.
 
 Does not see: a router that is unbalanced below the checks' limits; loss spikes that come of it (`instability`).
 
 The plan: `retreat_context` goes back to the next shorter context length (shorter sequences repeat themselves less, so
 fewer of their tokens want the same expert at once), raises the capacity factor so that fewer tokens are dropped
-meanwhile, and raises the rate at which the router bias evens out the load. It counts as recovered when neither check is
-critical any more.
+meanwhile, and raises the rate at which the router bias evens out the load. It counts as recovered when neither check
+is critical any more.
 
 What to do: meaning: routing has collapsed, mostly after a change of context, data or transport. Impact: the experts
 learn from fewer tokens; throughput may fall too. Diagnosis: was a change made shortly before (`runwatch status RUN`)?
@@ -76,37 +78,34 @@ def condition(world: World, settings: RoutingCollapseSettings) -> Condition:
 def propose(world: World, settings: RoutingCollapseSettings) -> Proposal | Refusal:
     """`retreat_context`: whichever of its three parts still has room."""
     plan = world.plan
-    parts = [
-        _context(world, settings),
-        _raised("Capacity factor", plan.capacity_factor, settings.capacity_increase, settings.max_capacity_factor),
-        _raised("Balance rate", plan.balance_rate, settings.balance_increase, settings.max_balance_rate),
-    ]
-    kinds = (
-        lambda value: SetContextLength(tokens=round(value)),
-        lambda value: SetCapacityFactor(factor=value),
-        lambda value: SetBalanceRate(rate=value),
-    )
-    found = [(kind(part[0]), part[1]) for kind, part in zip(kinds, parts, strict=True) if part is not None]
+    context = _context(world, settings)
+    capacity = min(plan.capacity_factor * settings.capacity_increase, settings.max_capacity_factor)
+    balance = min(plan.balance_rate * settings.balance_increase, settings.max_balance_rate)
+    found: list[tuple[Action, str]] = []
+    if context is not None:
+        sentence = f"Context length from {plan.context_length:,} back to {context:,} tokens."
+        found.append((SetContextLength(tokens=context), sentence))
+    if capacity > plan.capacity_factor:
+        found.append((SetCapacityFactor(factor=capacity), _up("Capacity factor", plan.capacity_factor, capacity)))
+    if balance > plan.balance_rate:
+        found.append((SetBalanceRate(rate=balance), _up("Balance rate", plan.balance_rate, balance)))
     if not found:
         return Refusal("context length, capacity factor and balance rate are at their bounds; a person decides.")
-    actions: tuple[Action, ...] = tuple(action for action, _ in found)
-    return Proposal(actions, tuple(sentence for _, sentence in found), Preconditions(attempt=world.attempt))
+    actions, sentences = tuple(action for action, _ in found), tuple(sentence for _, sentence in found)
+    return Proposal(actions, sentences, Preconditions(attempt=world.attempt))
 
 
-def _context(world: World, settings: RoutingCollapseSettings) -> tuple[float, str] | None:
+def _context(world: World, settings: RoutingCollapseSettings) -> int | None:
     """The next shorter length into which a step's tokens divide."""
     now, card = world.plan.context_length, world.planned.context_length
     lengths = settings.context_lengths or ((card,) if card < now else (now // 2,))
     step = world.planned.tokens_per_step
     shorter = [length for length in lengths if settings.min_context_length <= length < now and step % length == 0]
-    if not shorter:
-        return None
-    return max(shorter), f"Context length from {now:,} back to {max(shorter):,} tokens."
+    return max(shorter, default=None)
 
 
-def _raised(what: str, now: float, factor: float, most: float) -> tuple[float, str] | None:
-    raised = round(min(now * factor, most), 6)
-    return (raised, f"{what} from {now:g} up to {raised:g}.") if raised > now else None
+def _up(what: str, old: float, new: float) -> str:
+    return f"{what} from {old:g} up to {new:g}."
 
 
 def recovered(execution: Execution, world: World) -> bool | None:

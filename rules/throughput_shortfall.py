@@ -1,31 +1,32 @@
 """The run is too slow for its deadline, or stands still again and again.
 
 What it does: fires when the projected end passes the card's deadline even at the optimistic end of the sustained
-throughput, when `throughput` has been critical for a set number of records, or when `progress` has been critical for a
-set time.
+throughput, when `throughput` has been critical for a set number of records, or when `progress` has been critical for
+a set time.
 
 Why it matters: a reserved machine is handed back at its deadline, decayed or not; a run that is stopped in its stable
-phase leaves a model several tenths of a nat worse than the same tokens with a decay. The seed run trained at 24M tokens
-per second and sustained 17M with its pauses: a projection from the peak is a third too early.
+phase leaves a clearly worse model than the same tokens with a decay (Hägele et al. 2024, arXiv 2405.18392). The seed
+run trained at 24M tokens per second and sustained 17M with its pauses: a projection from the peak is a third too
+early.
 
 Fires when: as above. The projection is (token budget - tokens) / sustained tokens per second, pauses, evaluations and
 restarts included, with its 95 % interval. Everywhere in the run.
 
 Defaults: `critical_records` 100 and `stalled_seconds` 900 (the seed run ends a task after 15 minutes without a loss,
 marin #7929). `reserve_fraction` 0.02 of the remaining time is kept back for the last checkpoint: a guess.
-`min_budget_fraction` 0.5 of the card's budget: a guess. `min_decay_fraction` 0.1 (Hägele et al. 2024, arXiv 2405.18392).
-`restart_command` none, `restart_after_stalls` 2.
+`min_budget_fraction` 0.5 of the card's budget: a guess. `min_decay_fraction` 0.1 (the same paper). `restart_command`
+none, `restart_after_stalls` 2.
 
 Does not see: a slow machine without a deadline in the card (`throughput` tells it; there is nothing to re-plan).
 
 The plan: `fit_to_deadline` sets the token budget to what the remaining time pays for at the pessimistic end of the
-sustained throughput, rounded down to whole checkpoint intervals, and the decay so that it ends there. A run that stands
-still cannot read directives: at the second stall the `restart_command` of the node's settings is run (a list of
-arguments, no shell), or a person is called when there is none.
+sustained throughput, rounded down to whole checkpoint intervals, and the decay so that it ends there. A run that
+stands still cannot read directives: at the second stall the `restart_command` of the node's settings is run (a list
+of arguments, no shell), or a person is called when there is none.
 
 What to do: meaning: fewer tokens a second than planned, or none. Impact: the budget will not be reached in time.
-Diagnosis: `runwatch status RUN`: step time against sustained rate tells a slow step from long pauses. Mitigation: cure
-the machine; if that takes longer than the deadline allows, approve the shorter budget.
+Diagnosis: `runwatch status RUN`: step time against sustained rate tells a slow step from long pauses. Mitigation:
+cure the machine; if that takes longer than the deadline allows, approve the shorter budget.
 """
 
 from dataclasses import dataclass
@@ -152,9 +153,7 @@ def _fit(world: World, settings: ThroughputShortfallSettings, rate: Throughput, 
         return Refusal(f"the remaining time pays for {share:.0%} of the card's budget only; a person decides.")
     cut, decay = fitted(world, budget, settings.min_decay_fraction)
     sentences = fit_sentences(world, cut, decay)
-    paid = (
-        f"{seconds / DAY:.1f} days at {rate.low:,.0f} tokens per second, the slow end of what it sustains, pay for it."
-    )
+    paid = f"{seconds / DAY:.1f} days at {rate.low:,.0f} tokens per second, the slow end of its range, pay for it."
     return Proposal(
         (cut, decay),
         (f"{sentences[0]} {paid}", sentences[1]),
