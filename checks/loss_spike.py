@@ -1,0 +1,178 @@
+"""The training loss has suddenly left its own trend upwards.
+
+What it does: extrapolates `train/loss` (required) from the medians of two neighbouring windows that end four records
+ago, and holds what the loss is above that (the residual) against a robust scale of its noise. The limit learns two
+things about the noise: how heavy its tail is, and how far odd batches went that were gone in the next record.
+
+Why it matters: a Llama 3.1 8B run went from 3.39 to 24.82 in two steps and needed 145 to recover (recording
+`llama31-8b-spike-24`); a dense 32B run spent about 5 % of its steps in spikes or recovering from them
+(marin-community/marin issue 1368).
+
+Warns and turns critical when: warns at the first record whose residual exceeds `z_limit` sigmas and `min_jump_nats`,
+at two records in a row that nearly do, or when eight records on average do by their own scale (a lasting shift of five
+sigmas is found within ten records). Critical when the loss is still up at the third record, or at the second of
+a spike that comes back within sixteen. Unknown until some thirty
+losses have been seen, and where the loss is not finite.
+
+Defaults: `z_limit` 6 (sigmas): OLMo-core's and MaxText's rule, 0 false alarms in 10,000 steps of normal noise.
+`min_jump_nats` 0.05: the floor of Marin's loss-spike alert. Windows, tail and odd batches: our replay of fourteen
+recorded runs, in which 46 single steps beyond 8 sigmas of one healthy run make three warnings.
+
+Does not see: slow drift (`ladder_deviation`), NaN (`finite`), a spike in the first thirty records.
+
+What to do: meaning: an optimisation step or a batch hurt the model. Impact: most spikes heal by themselves in tens to
+thousands of steps; some never do. Diagnosis: did `grad_norm` grow before (optimisation) or not (data); is
+`data/sample_fingerprint` one that has been seen to spike; does the next evaluation confirm it. Mitigation: wait while
+it falls; if it does not recover, the armed plan `rewind_and_skip` returns to the last good checkpoint and leaves the
+batches out (`runwatch plan list`).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import Field
+from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.signals import Signals
+from runwatch.checks.windows import (
+    Flags,
+    Floats,
+    guarded_baseline,
+    guarded_scale,
+    lagged,
+    lasting,
+    rolling_count,
+    rolling_max,
+    rolling_median,
+    rolling_min,
+    rolling_sum,
+    usable,
+)
+
+GUARD = 4  # records between a baseline and the record judged: longer than the three that make a spike critical
+HALF = 24  # records of each of the two trend windows: one median of 24 has a fourth of the noise's sigma
+SCALE = 128  # records of the noise scale, as in OLMo-core
+BLOCK = 16  # the tail is read off the maxima of blocks of 16 ...
+MEMORY = 384  # ... over this many records, in which odd batches are remembered as well
+MEAN = 8  # records of the mean that finds small lasting shifts
+EARLIEST = 12  # observations that a scale needs: 32 records of history are enough for all (recording of BLOOM)
+
+
+class LossSpikeSettings(Settings):
+    """How far above the trend is too far."""
+
+    z_limit: float = Field(default=6.0, gt=0, le=100)
+    """In robust sigmas of the residual. Raise it and small spikes pass, larger ones are found as fast."""
+    min_jump_nats: float = Field(default=0.05, gt=0)
+    """A jump that matters to anyone. Raise it on runs whose noise is tiny."""
+
+
+class Noise(NamedTuple):
+    """The residual's noise at each of T observations."""
+
+    sigma: Floats
+    correlation: Floats
+    tail: Floats
+
+
+def evaluate(signals: Signals, settings: LossSpikeSettings) -> Verdicts:
+    """Level per record (T); value and limit in nats above the trend. UNKNOWN: no trend or scale yet, or a NaN loss."""
+    loss = usable(signals.values("train/loss"))
+    residual = loss - trend(loss)
+    noise = measure(loss, residual, settings.min_jump_nats / settings.z_limit)
+    z = residual / noise.sigma
+    matters = residual > settings.min_jump_nats
+    single_limit = np.maximum(settings.z_limit * noise.tail, 2.0 * odd_batches(z))
+    single = matters & (z > single_limit)
+    pair, still = lasting_jumps(z, noise, settings.z_limit)
+    mean, mean_limit = mean_of_eight(z, noise, settings.z_limit)
+    shifted = (mean > mean_limit) & (mean * noise.sigma > settings.min_jump_nats)
+    # Which sentence holds, in the order of its urgency.
+    reason = np.select([matters & still, single, matters & pair, shifted], [1, 0, 2, 3], 0).astype(np.int8)
+    level = np.where(single | (matters & pair) | shifted, Level.WARN, Level.OK)
+    level = np.where(matters & still, Level.CRITICAL, level)
+    level = np.where(np.isfinite(z), level, Level.UNKNOWN).astype(np.int8)
+    lower = (2 / 3) * settings.z_limit * np.sqrt(noise.tail)
+    limit = np.choose(reason, [single_limit, lower, lower, mean_limit]) * noise.sigma
+    value = np.where(reason == 3, mean * noise.sigma, residual)
+    verdicts = Verdicts(level, value, np.maximum(limit, settings.min_jump_nats), reason)
+    return Verdicts.held(verdicts, signals.observed("train/loss"), len(signals))
+
+
+def trend(loss: Floats) -> Floats:
+    """What the loss should be: the last window's median, extrapolated, but not below the minimum of the last records.
+
+    The slope is never taken as positive (a loss that has begun to rise is no trend) and at seven tenths (a falling loss
+    falls ever more slowly; the full slope undershoots by a sigma in the first thousand steps of Mixtral's recording).
+    """
+    middle = rolling_median(loss, HALF, HALF // 3)
+    recent, older = lagged(middle, GUARD), lagged(middle, GUARD + HALF)
+    slope = np.minimum(np.nan_to_num((recent - older) / HALF), 0.0)
+    return np.maximum(recent + 0.7 * slope * (GUARD + HALF / 2), lagged(rolling_min(loss, HALF), 1))
+
+
+def measure(loss: Floats, residual: Floats, smallest: float) -> Noise:
+    """Scale, lag-1 correlation and tail factor of the residual's noise.
+
+    The scale is at most twice that of the steps between neighbours, which a poor trend during a recovery leaves alone.
+    The tail factor (at least 1) goes by the median of block maxima, 1.7 sigmas in normal noise and 2.2 in Student's t
+    of 3 degrees of freedom, whose return level of 4,800 records is 15 sigmas instead of 3.5: about the fifth power.
+    """
+    spread = guarded_scale(residual, SCALE, GUARD, EARLIEST)
+    steps = guarded_scale(loss - lagged(loss, 1), SCALE, GUARD, EARLIEST) / np.sqrt(2.0)
+    correlation = np.clip(1.0 - (steps / np.maximum(spread, smallest)) ** 2, 0.0, 0.6)
+    sigma = np.maximum(np.minimum(spread, 2.0 * steps), smallest)
+    z = residual / sigma
+    quiet = np.where(rolling_max(np.where(z > 5.0, 1.0, 0.0), 8) > 0, np.nan, z)
+    maxima = guarded_baseline(rolling_max(quiet, BLOCK, BLOCK // 2), MEMORY, GUARD, MEMORY // 4)
+    tail = np.clip((np.nan_to_num(maxima) / 1.8) ** 5, 1.0, 4.0)
+    return Noise(sigma, np.nan_to_num(correlation), tail)
+
+
+def odd_batches(z: Floats) -> Floats:
+    """The largest z of the memory that stood alone and was gone in the next record: an odd batch, not a spike."""
+    before, alone = lagged(z, 1), rolling_count(z > 5.0, 32) <= 2
+    gone = (z < 2.0) & (lagged(z, 2) < before / 2) & alone
+    return np.nan_to_num(rolling_max(np.where(gone, before, np.nan), MEMORY))
+
+
+def lasting_jumps(z: Floats, noise: Noise, z_limit: float) -> tuple[Flags, Flags]:
+    """Whether two records in a row are up, and whether the third one still is (or two in a second spike within 16).
+
+    What correlated noise keeps of an outlier (`correlation` of it a record) does not count as lasting.
+    """
+    limit = z_limit * np.sqrt(noise.tail)
+    fresh = z - noise.correlation * lagged(z, 1)
+    pair = lasting(z > limit * 0.93, 2) & (fresh > limit / 2)
+    ends = np.minimum(z, lagged(z, 2)) > limit * 5 / 6
+    third = (lasting(z > limit * 2 / 3, 3) | ends) & (rolling_max(z, 3) > limit)
+    third &= (rolling_max(fresh, 2) > limit / 2) | lasting(z > limit * 2.5, 3)
+    over = z > limit
+    lately = rolling_count(over, 3)
+    again = over & (lately >= 2) & (rolling_count(over, 16) > lately)
+    return pair, third | again
+
+
+def mean_of_eight(z: Floats, noise: Noise, z_limit: float) -> tuple[Floats, Floats]:
+    """Mean of the last eight z, each cut at the limit, and the limit of it by its own scale (so any correlation)."""
+    mean = rolling_sum(np.clip(z, -z_limit, z_limit), MEAN) / MEAN
+    scale = np.maximum(guarded_scale(mean, SCALE, GUARD, EARLIEST), 1.0 / np.sqrt(MEAN))
+    return mean, z_limit * scale * noise.tail
+
+
+TREND_REACH = GUARD + 2 * HALF
+Z_REACH = TREND_REACH + GUARD + SCALE + 1
+
+CHECK = Check(
+    name="loss_spike",
+    evaluate=evaluate,
+    settings=LossSpikeSettings,
+    required=("train/loss",),
+    optional=(),
+    lookback=lambda _: Z_REACH + MEMORY + 34,
+    messages=(
+        "The loss is {value:.3f} nats above its trend (limit {limit:.3f}).",
+        "The loss is still {value:.3f} nats above its trend at the third record (limit {limit:.3f}).",
+        "The loss is {value:.3f} nats above its trend for the second record (limit {limit:.3f}).",
+        "The loss of the last eight records is {value:.3f} nats above its trend (limit {limit:.3f}).",
+    ),
+)
