@@ -1,0 +1,162 @@
+"""The load of the experts has come out of balance.
+
+What it does: judges the median of the last `window_records` observations of `moe/load_max_vio`, `moe/load_entropy`,
+`moe/dead_experts` and `moe/router_bias_max` (each where present) against absolute limits and against the best level
+that the run itself has held lately. Imbalance is read off the entropy as its deficit, 1 - entropy; the bias is
+allowed to grow in proportion to the steps, as it does while every update still points the same way.
+
+Why it matters: an expert that is never chosen is never trained, one that is always chosen overflows, and the loss
+shows neither: a model with one live expert was told from a healthy one only by its load (tt-metal#42869). Marin's
+hero run pages on router entropy and on the router bias alone, months before either would have moved the loss.
+
+Warns and turns critical when: (1) violation: warns above 1.0 and twice its best level, critical above 2.0 and four
+times; (2) entropy: warns when the deficit is above 0.0052 and three times its best level (or the entropy is below
+`entropy_floor`), critical above 0.05 and eight times, and always below 0.5; (3) dead experts: warns when at least one
+more is dead through the window than at best, critical at `dead_critical` more; (4) bias: warns above
+`router_bias_limit`, or above twice its best level, critical above twice the limit or four times the best level.
+
+Defaults: `window_records` 16 (observations; our choice: eight bad ones in a row are needed); `settle_steps` 200
+(steps; routing starts unbalanced, see `token_drop`); deficit 0.0052 = 1 - 5.92 / ln 384 (Marin's alert on the router
+entropy of 384 experts); 0.5 (fewer experts in effect than the square root of their number); the factors 2, 3, 4 and 8
+(guesses: in the recording `moe-softk-droprate-tiny` the load's coefficient of variation moves by a factor of 1.7, its
+square, which the deficit follows, by 3); violation 1.0 (the busiest expert has twice its share; the loss-free
+balancing paper of 2024, arXiv 2408.15664, reports 0.04 to 0.7); `dead_critical` 16 (experts; a guess);
+`router_bias_limit` none (from the card; Marin alerts at 400); growth of a bias below 1.0 is not judged (its scores
+are of that order).
+
+Does not see: which expert (`moe/layers/*` in the file); tokens dropped (`token_drop`); imbalance that was there from
+the first step, below the absolute limits; a best level older than some 480 observations.
+
+What to do: meaning: routers have stopped spreading tokens. Impact: parameters idle, capacity overflows, later drops.
+Diagnosis: whether one layer or all (`moe/layers/*`), whether data, context or the balance rate changed, whether the
+bias still moves. Mitigation: the armed plan `retreat_context` shortens the context and raises capacity factor and
+balance rate.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.signals import Signals
+from runwatch.checks.windows import Floats, lagged, rolling_median, rolling_min, usable
+
+Rows = NDArray[np.intp]
+
+VIOLATION, ENTROPY, DEAD, BIAS = "moe/load_max_vio", "moe/load_entropy", "moe/dead_experts", "moe/router_bias_max"
+BEST = 448
+"""Observations over which the best level is remembered: a lasting fault becomes its own normal only after them."""
+GROWTH_FLOOR = 1.0
+
+
+class ExpertBalanceSettings(Settings):
+    """Limits of lasting imbalance."""
+
+    window_records: int = Field(default=16, ge=1, le=64)
+    """Observations. A longer window is slower and forgives longer blips."""
+    settle_steps: int = Field(default=200, ge=0)
+    """Steps from the start of the run that are not judged."""
+    violation_limit: float = Field(default=1.0, gt=0)
+    """(max - mean) / mean. Warns above it, critical above twice it."""
+    entropy_floor: float | None = Field(default=None, ge=0, le=1)
+    """Share of ln E below which it warns whatever the run's own level; none by default."""
+    dead_critical: int = Field(default=16, ge=1)
+    """Experts, all layers, dead through the whole window."""
+    router_bias_limit: float | None = Field(default=None, gt=0)
+    """Magnitude, from the card. Without it only growth is judged."""
+
+
+def evaluate(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
+    """The worst of four judgements; UNKNOWN while the run settles and until a window is full (T records)."""
+    parts = (_violation, _entropy, _dead, _bias)
+    return Verdicts.worst([part(signals, settings) for part in parts])
+
+
+def _violation(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
+    rows, values = _finite(signals, VIOLATION)
+    now, best = _levels(signals, rows, values, settings)
+    warn = np.maximum(settings.violation_limit, 2 * best)
+    critical = np.maximum(2 * settings.violation_limit, 4 * best)
+    return _verdicts(signals, rows, now, warn, critical, reason=0, settings=settings)
+
+
+def _entropy(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
+    rows, values = _finite(signals, ENTROPY)
+    now, best = _levels(signals, rows, 1 - values, settings)
+    floor = np.inf if settings.entropy_floor is None else 1 - settings.entropy_floor
+    warn = np.minimum(np.maximum(0.0052, 3 * best), floor)
+    critical = np.minimum(np.maximum(0.05, 8 * best), 0.5)
+    deficit = _verdicts(signals, rows, now, np.minimum(warn, critical), critical, reason=1, settings=settings)
+    return Verdicts(deficit.level, 1 - deficit.value, 1 - deficit.limit, deficit.reason)
+
+
+def _dead(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
+    rows, values = _finite(signals, DEAD)
+    lasting = rolling_min(values, settings.window_records, settings.window_records)
+    settled = np.where(signals.step[rows] < settings.settle_steps, np.nan, lasting)
+    best = np.nan_to_num(_best(settled, settings))
+    return _verdicts(signals, rows, lasting, best, best + settings.dead_critical - 0.5, reason=2, settings=settings)
+
+
+def _bias(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
+    rows, values = _finite(signals, BIAS)
+    steps = np.maximum(signals.step[rows], 1).astype(np.float64)
+    now = rolling_median(np.abs(values), settings.window_records, settings.window_records)
+    settled = np.where(steps < settings.settle_steps, np.nan, now)
+    straight = 1.25 * _best(settled / steps, settings) * steps
+    growth = np.maximum(GROWTH_FLOOR, np.nan_to_num(np.maximum(2 * _best(settled, settings), straight), nan=np.inf))
+    limit = np.inf if settings.router_bias_limit is None else settings.router_bias_limit
+    absolute = _verdicts(
+        signals, rows, now, np.full(len(now), limit), np.full(len(now), 2 * limit), reason=3, settings=settings
+    )
+    return Verdicts.worst([absolute, _verdicts(signals, rows, now, growth, 2 * growth, reason=4, settings=settings)])
+
+
+def _finite(signals: Signals, name: str) -> tuple[Rows, Floats]:
+    values = usable(signals.values(name))
+    finite = np.isfinite(values)
+    return signals.observed(name)[finite], values[finite]
+
+
+def _levels(signals: Signals, rows: Rows, values: Floats, settings: ExpertBalanceSettings) -> tuple[Floats, Floats]:
+    """The median of each window, and the lowest such median of the settled past (0 where there is none)."""
+    now = rolling_median(values, settings.window_records, settings.window_records)
+    settled = np.where(signals.step[rows] < settings.settle_steps, np.nan, now)
+    return now, np.nan_to_num(_best(settled, settings), nan=np.inf)
+
+
+def _best(levels: Floats, settings: ExpertBalanceSettings) -> Floats:
+    return lagged(rolling_min(levels, BEST), settings.window_records)
+
+
+def _verdicts(
+    signals: Signals,
+    rows: Rows,
+    now: Floats,
+    warn: Floats,
+    critical: Floats,
+    *,
+    reason: int,
+    settings: ExpertBalanceSettings,
+) -> Verdicts:
+    level = np.where(now > critical, Level.CRITICAL, np.where(now > warn, Level.WARN, Level.OK))
+    level = np.where(np.isnan(now) | (signals.step[rows] < settings.settle_steps), Level.UNKNOWN, level)
+    limit = np.where(now > critical, critical, warn)
+    observed = Verdicts(level.astype(np.int8), now, limit, np.full(len(rows), reason, np.int8))
+    return Verdicts.held(observed, rows, len(signals))
+
+
+CHECK = Check(
+    name="expert_balance",
+    evaluate=evaluate,
+    settings=ExpertBalanceSettings,
+    required=(VIOLATION, ENTROPY, DEAD, BIAS),
+    optional=(),
+    lookback=lambda settings: BEST + 2 * settings.window_records,
+    messages=(
+        "The busiest expert of the worst layer is {value:.2f} times the mean above the mean; the limit is {limit:.2f}.",
+        "The load entropy of the worst layer is {value:.4f} of its maximum; the limit is {limit:.4f}.",
+        "{value:.0f} experts get no token at all; the limit is {limit:.0f}.",
+        "The largest router bias is {value:.2f}; the limit is {limit:.2f}.",
+        "The largest router bias has grown to {value:.2f}; its own past allows {limit:.2f}.",
+    ),
+)

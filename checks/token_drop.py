@@ -1,0 +1,70 @@
+"""Experts drop too many tokens for their capacity.
+
+What it does: takes the median of `moe/drop_rate` (required) over the last `window_records` observations and holds it
+against two limits. A median needs more than half of its window: single blips never alarm, in either direction.
+
+Why it matters: a dropped token skips its experts and learns nothing from them. On a context extension from 4K to 65K
+the drop rate of a large run went from 7 % to 40 %: the longer documents of one source filled the same experts, and
+the throughput figures, which count dropped tokens too, showed nothing.
+
+Warns and turns critical when: warns while the median is above `warn_rate`, critical while it is above
+`critical_rate`. A step change is told at the fifth record, half the window.
+
+Defaults: `warn_rate` 0.07 (ratio; the alert limit of Marin's hero run, whose healthy blips reach 5 % and whose level
+is 3 % at capacity factor 1.15, marin#8435, #8884); `critical_rate` 0.20 (half of the 40 % above; a guess otherwise);
+`window_records` 10 (observations: the shortest median that four bad records in a row cannot move); `settle_steps` 200
+(steps; the rate starts at 10 % and falls to 0 while the balance biases find their level, marin#8435 comment of 19
+August. How long that takes there is not published: 200 is what our CPU run needs, twice over).
+
+Does not see: which layer or expert drops (`moe/layers/drop_rate` in the file); imbalance that the capacity still
+holds (`expert_balance`); anything in the first `settle_steps` steps; a rate below 7 % that climbs slowly.
+
+What to do: meaning: routers send more tokens to some experts than these take. Impact: quality, not speed: the loss
+moves little and late. Diagnosis: `runwatch status RUN`, then whether data or context length changed at that step, and
+whether the load violation grew with it. Mitigation: the armed plan `retreat_context` shortens the context and raises
+the capacity factor and the balance rate; a planned context extension should be declared (`runwatch declare`).
+"""
+
+import numpy as np
+from pydantic import Field
+from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.signals import Signals
+from runwatch.checks.windows import rolling_median
+
+
+class TokenDropSettings(Settings):
+    """Limits of the lasting drop rate."""
+
+    warn_rate: float = Field(default=0.07, gt=0, le=1)
+    """Ratio. Raise it for a run that is meant to drop more."""
+    critical_rate: float = Field(default=0.20, gt=0, le=1)
+    """Ratio. Raising it delays the fallback plan."""
+    window_records: int = Field(default=10, ge=1, le=500)
+    """Observations. A longer window is slower and forgives longer blips."""
+    settle_steps: int = Field(default=200, ge=0)
+    """Steps from the start of the run that are not judged."""
+
+
+def evaluate(signals: Signals, settings: TokenDropSettings) -> Verdicts:
+    """The median drop rate against its limits; UNKNOWN while the run settles and until a window is full (T records)."""
+    rates = signals.values("moe/drop_rate")
+    finite = np.isfinite(rates)
+    rows = signals.observed("moe/drop_rate")[finite]
+    median = rolling_median(rates[finite], settings.window_records, settings.window_records)
+    critical = median > settings.critical_rate
+    level = np.where(critical, Level.CRITICAL, np.where(median > settings.warn_rate, Level.WARN, Level.OK))
+    level = np.where(np.isnan(median) | (signals.step[rows] < settings.settle_steps), Level.UNKNOWN, level)
+    limit = np.where(critical, settings.critical_rate, settings.warn_rate)
+    observed = Verdicts(level.astype(np.int8), median, limit, np.zeros(len(rows), np.int8))
+    return Verdicts.held(observed, rows, len(signals))
+
+
+CHECK = Check(
+    name="token_drop",
+    evaluate=evaluate,
+    settings=TokenDropSettings,
+    required=("moe/drop_rate",),
+    optional=(),
+    lookback=lambda settings: settings.window_records,
+    messages=("{value:.1%} of the token assignments are dropped (median of the window); the limit is {limit:.0%}.",),
+)
