@@ -53,7 +53,8 @@ HALF = 24  # records of each of the two trend windows: one median of 24 has a fo
 SCALE = 128  # records of the noise scale, as in OLMo-core
 BLOCK = 16  # the tail is read off the maxima of blocks of 16 ...
 MEMORY = 384  # ... over this many records, in which odd batches are remembered as well
-MEAN = 8  # records of the mean that finds small lasting shifts
+SHIFT_RECORDS, SHIFT_WINDOW = 5, 7  # so many of so many ...
+SHIFT = 0.48  # ... above this share of the limit are a small lasting shift
 EARLIEST = 12  # observations that a scale needs: 32 records of history are enough for all (recording of BLOOM)
 
 
@@ -84,17 +85,16 @@ def evaluate(signals: Signals, settings: LossSpikeSettings) -> Verdicts:
     single_limit = np.maximum(settings.z_limit * noise.tail, 2.0 * odd_batches(z))
     single = matters & (z > single_limit)
     pair, still = lasting_jumps(z, noise, settings.z_limit)
-    mean, mean_limit = mean_of_eight(z, noise, settings.z_limit)
-    shifted = (mean > mean_limit) & (mean * noise.sigma > settings.min_jump_nats)
+    shift_limit = settings.z_limit * SHIFT * np.sqrt(np.sqrt(noise.tail))
+    shifted = matters & (z > shift_limit) & (rolling_count(z > shift_limit, SHIFT_WINDOW) >= SHIFT_RECORDS)
     # Which sentence holds, in the order of its urgency.
     reason = np.select([matters & still, single, matters & pair, shifted], [1, 0, 2, 3], 0).astype(np.int8)
     level = np.where(single | (matters & pair) | shifted, Level.WARN, Level.OK)
     level = np.where(matters & still, Level.CRITICAL, level)
     level = np.where(np.isfinite(z), level, Level.UNKNOWN).astype(np.int8)
     lower = (2 / 3) * settings.z_limit * np.sqrt(noise.tail)
-    limit = np.choose(reason, [single_limit, lower, lower, mean_limit]) * noise.sigma
-    value = np.where(reason == 3, mean * noise.sigma, residual)
-    verdicts = Verdicts(level, value, np.maximum(limit, settings.min_jump_nats), reason)
+    limit = np.choose(reason, [single_limit, lower, lower, shift_limit]) * noise.sigma
+    verdicts = Verdicts(level, residual, np.maximum(limit, settings.min_jump_nats), reason)
     return Verdicts.held(verdicts, signals.observed("train/loss"), len(signals))
 
 
@@ -113,14 +113,14 @@ def trend(loss: Floats) -> Floats:
 def measure(loss: Floats, residual: Floats, smallest: float) -> Noise:
     """Scale, lag-1 correlation and tail factor of the residual's noise.
 
-    The scale is at most twice that of the steps between neighbours, which a poor trend during a recovery leaves alone.
+    The scale is at most three times that of the steps between neighbours, which a poor trend during a recovery leaves alone.
     The tail factor (at least 1) goes by the median of block maxima, 1.7 sigmas in normal noise and 2.2 in Student's t
     of 3 degrees of freedom, whose return level of 4,800 records is 15 sigmas instead of 3.5: about the fifth power.
     """
     spread = guarded_scale(residual, SCALE, GUARD, EARLIEST)
     steps = guarded_scale(loss - lagged(loss, 1), SCALE, GUARD, EARLIEST) / np.sqrt(2.0)
     correlation = np.clip(1.0 - (steps / np.maximum(spread, smallest)) ** 2, 0.0, 0.6)
-    sigma = np.maximum(np.minimum(spread, 2.0 * steps), smallest)
+    sigma = np.maximum(np.minimum(spread, 3.0 * steps), smallest)
     z = residual / sigma
     quiet = np.where(rolling_max(np.where(z > 5.0, 1.0, 0.0), 8) > 0, np.nan, z)
     maxima = guarded_baseline(rolling_max(quiet, BLOCK, BLOCK // 2), MEMORY, GUARD, MEMORY // 4)
@@ -141,22 +141,15 @@ def lasting_jumps(z: Floats, noise: Noise, z_limit: float) -> tuple[Flags, Flags
     What correlated noise keeps of an outlier (`correlation` of it a record) does not count as lasting.
     """
     limit = z_limit * np.sqrt(noise.tail)
-    fresh = z - noise.correlation * lagged(z, 1)
+    fresh = z - np.maximum(noise.correlation, 0.3) * lagged(z, 1)
     pair = lasting(z > limit * 0.93, 2) & (fresh > limit / 2)
     ends = np.minimum(z, lagged(z, 2)) > limit * 5 / 6
-    third = (lasting(z > limit * 2 / 3, 3) | ends) & (rolling_max(z, 3) > limit)
-    third &= (rolling_max(fresh, 2) > limit / 2) | lasting(z > limit * 2.5, 3)
+    third = (lasting(z > limit * 2 / 3, 3) | ends) & (rolling_max(z, 3) > limit * 1.05)
+    third &= (fresh > limit / 4) | lasting(z > limit * 2.5, 3)
     over = z > limit
     lately = rolling_count(over, 3)
     again = over & (lately >= 2) & (rolling_count(over, 16) > lately)
     return pair, third | again
-
-
-def mean_of_eight(z: Floats, noise: Noise, z_limit: float) -> tuple[Floats, Floats]:
-    """Mean of the last eight z, each cut at the limit, and the limit of it by its own scale (so any correlation)."""
-    mean = rolling_sum(np.clip(z, -z_limit, z_limit), MEAN) / MEAN
-    scale = np.maximum(guarded_scale(mean, SCALE, GUARD, EARLIEST), 1.0 / np.sqrt(MEAN))
-    return mean, z_limit * scale * noise.tail
 
 
 TREND_REACH = GUARD + 2 * HALF
