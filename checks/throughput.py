@@ -1,0 +1,170 @@
+"""The run trains more slowly than it should.
+
+What it does: judges speed by `throughput/tokens_per_second`, `throughput/mfu` and the tokens of a step (or one step,
+where tokens are not told) over `throughput/step_time`, each where present. The median of the last `window_records`
+observations is held against a declared floor and against the best median that the run itself has held lately. Where
+observations are far apart, two in a row decide. It also counts slow steps, and follows the speed over four stretches
+of its memory for a creeping decline. The first `warm_up_steps` steps of each attempt are left out.
+
+Why it matters: a DeepSeek-V3-like run lost 41 % for the whole of one 220-minute job on a bad allocation, loss
+spotless (recording `deepseekv3-proxy-h100-slow-job`). A mixture-of-experts run that was twice as slow as the one
+before it from its first step on looked normal to itself: only a declared floor tells (recording
+`nanochat-moe-fp8-experts-slow`).
+
+Warns and turns critical when: (1) critical while the median is under `tokens_per_second_floor` or `mfu_floor`; (2)
+warns while it is `warn_drop` under the run's own best, critical at `critical_drop`; two observations in a row that
+are 32 steps apart or more say the same; (3) warns when `slow_share` of the last 128 steps took 1.5 times their median
+or longer; (4) warns when the speed fell by more than 0.4 % in each of four consecutive stretches of 112 observations.
+
+Defaults: floors none (from the card; Marin alerts below 15 % MFU and 2.0M tokens/s for more than half of 15 minutes
+with at least 10 samples); `warn_drop` 0.2 and `critical_drop` 0.5 (ratios; the recording above lost 29 % of its
+speed, recording `gpt3-15b-h100-slow-windows` 76 %, and 8 % for days that woke nobody); `window_records` 16
+(observations: eight slow ones in a row are needed, so the first step after a restart, an evaluation inside a step
+each 250, and the 14 steps of 13 to 50 s of a shared node never alarm); `warm_up_steps` 64 (steps; nanochat recompiles
+for 60); `slow_share` 0.2 (guess; clean recordings stay below 0.08); 0.4 % (guess; 2 % in 450 records is 20 % in
+5,000).
+
+Does not see: a run that is slow from its first step on without a floor; a hang (`progress`); a decline slower than
+0.4 % in 112 observations; a slow attempt in its first 64 steps; more than 448 observations back.
+
+What to do: meaning: the same step takes longer. Impact: the deadline, not the model. Diagnosis: did it begin with an
+attempt (a bad node), at a step (data, sequence length, recompilation) or by and by (storage, heat, memory)? Step-time
+tail or all steps? Mitigation: restart without the slow node; the armed plan `fit_to_deadline` re-plans budget and
+decay to what the remaining time can pay for.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.signals import Signals
+from runwatch.checks.windows import Flags, Floats, lagged, rolling_count, rolling_max, rolling_median, usable
+
+Rows = NDArray[np.intp]
+TOKENS, MFU, STEP_TIME = "throughput/tokens_per_second", "throughput/mfu", "throughput/step_time"
+BEST = 448
+"""Observations over which the best level is remembered: a lasting slowness becomes its own normal only after them."""
+FAR_STEPS = 32
+STRETCHES, STRETCH, DECLINE = 4, 96, 0.005
+SLOW_WINDOW, SLOW = 128, 1.5
+
+
+class ThroughputSettings(Settings):
+    """Floors from the card, and drops against the run's own best."""
+
+    tokens_per_second_floor: float | None = Field(default=None, gt=0)
+    """Tokens/s; none by default."""
+    mfu_floor: float | None = Field(default=None, gt=0, le=1)
+    """Ratio; none by default."""
+    warn_drop: float = Field(default=0.2, gt=0, lt=1)
+    """Ratio under the run's own best. Raise it on a shared machine."""
+    critical_drop: float = Field(default=0.5, gt=0, lt=1)
+    """Ratio under the run's own best."""
+    window_records: int = Field(default=16, ge=4, le=64)
+    """Observations. A longer window is slower and forgives longer blips."""
+    warm_up_steps: int = Field(default=64, ge=0, le=128)
+    """Steps of each attempt that are not judged."""
+    slow_share: float = Field(default=0.2, gt=0, le=1)
+    """Ratio of slow steps that warns."""
+
+
+def evaluate(signals: Signals, settings: ThroughputSettings) -> Verdicts:
+    """The worst of the three speeds and of the step-time tail; UNKNOWN through the warm-up (T records)."""
+    warm = _warm(signals, settings)
+    rate = _speed(signals, warm, TOKENS, settings.tokens_per_second_floor, settings)
+    mfu = _speed(signals, warm, MFU, settings.mfu_floor, settings)
+    return Verdicts.worst([rate, mfu, *_step_time(signals, warm, settings)])
+
+
+def _warm(signals: Signals, settings: ThroughputSettings) -> Flags:
+    """Rows that are `warm_up_steps` or more into their attempt."""
+    change = np.flatnonzero(np.diff(signals.attempt, prepend=-1))
+    if not len(change):
+        return np.zeros(0, np.bool_)
+    since = signals.step[change][np.searchsorted(change, np.arange(len(signals)), side="right") - 1]
+    return signals.step - since >= settings.warm_up_steps
+
+
+def _speed(signals: Signals, warm: Flags, name: str, floor: float | None, settings: ThroughputSettings) -> Verdicts:
+    rows, values = signals.observed(name), usable(signals.values(name))
+    kept = np.isfinite(values) & warm[rows]
+    return _against_limits(signals, rows[kept], values[kept], floor, settings)
+
+
+def _step_time(signals: Signals, warm: Flags, settings: ThroughputSettings) -> list[Verdicts]:
+    rows, seconds = signals.observed(STEP_TIME), usable(signals.values(STEP_TIME))
+    speed = _work(signals, rows) / np.where(seconds > 0, seconds, np.nan)
+    kept = np.isfinite(speed) & warm[rows]
+    return [
+        _against_limits(signals, rows[kept], speed[kept], None, settings),
+        _tail(signals, rows[kept], seconds[kept], settings),
+    ]
+
+
+def _work(signals: Signals, rows: Rows) -> Floats:
+    """Tokens per step at each observation; 1 where tokens are not told, NaN where they or the steps do not grow."""
+    tokens = signals.tokens[rows]
+    steps = np.diff(signals.step[rows].astype(np.float64), prepend=np.nan)
+    grown = np.diff(tokens, prepend=np.nan)
+    told = np.where((steps > 0) & (grown > 0), grown / np.where(steps > 0, steps, 1), np.nan)
+    return np.where(np.isfinite(tokens), told, 1.0)
+
+
+def _against_limits(
+    signals: Signals, rows: Rows, speed: Floats, floor: float | None, settings: ThroughputSettings
+) -> Verdicts:
+    median = rolling_median(speed, settings.window_records, 10)
+    best = lagged(rolling_max(median, BEST), 1)
+    far = signals.step[rows] - lagged(signals.step[rows].astype(np.float64), 1) >= FAR_STEPS
+    pair = np.where(far, np.maximum(speed, lagged(speed, 1)), np.inf)
+    now = np.fmin(median, np.where(np.isnan(best), np.inf, pair))
+    warn, critical = best * (1 - settings.warn_drop), best * (1 - settings.critical_drop)
+    level = np.where(now <= critical, Level.CRITICAL, np.where(now <= warn, Level.WARN, Level.OK))
+    typical = rolling_median(speed, STRETCH, STRETCH)
+    declining = (level == Level.OK) & _declines(typical)
+    level = np.where(declining, Level.WARN, level)
+    limit = np.where(level == Level.CRITICAL, critical, np.where(declining, lagged(typical, STRETCH), warn))
+    reason = np.where(declining, 2, 1)
+    if floor is not None:
+        under = median < floor
+        level, limit, reason = (
+            np.where(under, Level.CRITICAL, level),
+            np.where(under, floor, limit),
+            np.where(under, 0, reason),
+        )
+    level = np.where(np.isnan(median), Level.UNKNOWN, level)
+    observed = Verdicts(level.astype(np.int8), np.where(np.isfinite(now), now, median), limit, reason.astype(np.int8))
+    return Verdicts.held(observed, rows, len(signals))
+
+
+def _declines(typical: Floats) -> Flags:
+    """Whether the speed fell by more than `DECLINE` in each of the last four stretches."""
+    levels = [lagged(typical, STRETCH * back) for back in range(STRETCHES + 1)]
+    falls = [newer < older * (1 - DECLINE) for newer, older in zip(levels, levels[1:], strict=False)]
+    return np.logical_and.reduce(falls)
+
+
+def _tail(signals: Signals, rows: Rows, seconds: Floats, settings: ThroughputSettings) -> Verdicts:
+    typical = rolling_median(seconds, SLOW_WINDOW, SLOW_WINDOW // 2)
+    share = rolling_count(seconds > SLOW * typical, SLOW_WINDOW) / SLOW_WINDOW
+    level = np.where(share > settings.slow_share, Level.WARN, Level.OK)
+    level = np.where(np.isnan(typical), Level.UNKNOWN, level).astype(np.int8)
+    size = len(rows)
+    observed = Verdicts(level, share, np.full(size, settings.slow_share), np.full(size, 3, np.int8))
+    return Verdicts.held(observed, rows, len(signals))
+
+
+CHECK = Check(
+    name="throughput",
+    evaluate=evaluate,
+    settings=ThroughputSettings,
+    required=(TOKENS, MFU, STEP_TIME),
+    optional=(),
+    lookback=lambda settings: BEST + settings.window_records + settings.warm_up_steps + 2,
+    messages=(
+        "The speed is {value:.4g}; the declared floor is {limit:.4g}.",
+        "The speed is {value:.4g}; the run's own best of late allows {limit:.4g}.",
+        "The speed has been falling for 448 records, to {value:.4g}; it was {limit:.4g} a quarter of them ago.",
+        "{value:.0%} of the last 128 steps took one and a half times the median or longer; the limit is {limit:.0%}.",
+    ),
+)
