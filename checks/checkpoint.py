@@ -1,0 +1,148 @@
+"""The newest complete checkpoint is too old.
+
+What it does: holds the age of the newest checkpoint, in steps and in seconds, against the interval at which they are
+meant to come: `interval_steps` from the card, or the run's own cadence once three were seen. `checkpoint/step` is
+written only once a checkpoint is complete on disk and finite, so a failed one does not count. It also looks at each
+new one: it must not be older than the one before, nor ahead of the run.
+
+Why it matters: the age of the newest checkpoint is what the next fault costs. An attempt of Marin's hero run that
+died 54 minutes after its restore, just before its first hourly save, lost all of its 178 steps (marin#8506).
+
+Warns and turns critical when: warns at 1.5 intervals, critical at 3, in steps or in seconds; with an interval from
+the card but no checkpoint ever, warns at 2 intervals and is critical at 3. Critical at a checkpoint that goes back or
+is ahead of the run, until the next one.
+
+Defaults: `interval_steps` none (from the card); the cadence is the median of the last five intervals;
+`warn_intervals` 1.5 and `critical_intervals` 3 (one save late by half, two saves lost; nvrx-watch gives up after
+three cycles without a new checkpoint); `grace_seconds` 900 (s; the age in seconds is never judged below it: less than
+a quarter of an hour is not worth a page, and evaluations and compilations stretch short intervals).
+
+Does not see: whether a checkpoint can be restored; a cadence that slows down by degrees without a card; in seconds,
+anything between a restart and the next checkpoint; that no checkpoint was ever written, where the card declares no
+interval, or where the interval is longer than 256 records and the run has no evaluations either.
+
+What to do: meaning: saving has failed or stalled. Impact: a fault now loses all steps since. Diagnosis: disk space
+and quota, the trainer's log around the last save, non-finite parameters (`finite`). Mitigation: free the disk, then
+order a checkpoint (`checkpoint_now`); do not restart before one is complete.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.signals import Phase, Signals
+from runwatch.checks.windows import Floats, lagged, rolling_max, rolling_median
+
+Rows = NDArray[np.intp]
+NAME, EVALUATIONS = "checkpoint/step", "eval/loss"
+CADENCE = 5
+REACH = 512
+"""Rows and evaluations that are searched for the beginning of a run without checkpoints."""
+
+
+class CheckpointSettings(Settings):
+    """The planned interval, and how many of them are too many."""
+
+    interval_steps: float | None = Field(default=None, gt=0)
+    """Steps; from the card. None: learned."""
+    warn_intervals: float = Field(default=1.5, gt=1)
+    """Intervals without a new checkpoint."""
+    critical_intervals: float = Field(default=3.0, gt=1)
+    """Intervals without a new checkpoint."""
+    grace_seconds: float = Field(default=900.0, ge=0)
+    """Ages below it are not judged in seconds."""
+
+
+def evaluate(signals: Signals, settings: CheckpointSettings) -> Verdicts:
+    """The worst of age in steps, age in seconds and order; UNKNOWN while no interval is known (T records)."""
+    values = signals.values(NAME)
+    finite = np.isfinite(values)
+    rows, saved = signals.observed(NAME)[finite], values[finite]
+    if not len(rows):
+        return _none_yet(signals, settings)
+    last = np.searchsorted(rows, np.arange(len(signals)), side="right") - 1
+    parts = [
+        _age_in_steps(signals, saved, last, settings),
+        _age_in_seconds(signals, rows, last, settings),
+        _order(signals, rows, saved),
+    ]
+    first = int(rows[0])
+    judged = Verdicts.worst(parts)
+    early = _none_yet(signals, settings)
+    return Verdicts.concatenate([early.take(slice(0, first)), judged.take(slice(first, None))])
+
+
+def _age_in_steps(signals: Signals, saved: Floats, last: Rows, settings: CheckpointSettings) -> Verdicts:
+    interval = np.full(len(saved), settings.interval_steps or np.nan)
+    if settings.interval_steps is None:
+        interval = _cadence(saved)
+    newest = np.maximum(last, 0)
+    return _judged(signals.step - saved[newest], interval[newest], 0.0, 0, settings)
+
+
+def _age_in_seconds(signals: Signals, rows: Rows, last: Rows, settings: CheckpointSettings) -> Verdicts:
+    """Age on the clock; UNKNOWN in an attempt without a checkpoint of its own, while paused, and at the end."""
+    newest = np.maximum(last, 0)
+    age = signals.time - signals.time[rows][newest]
+    idle = (signals.phase == Phase.PAUSED) | (signals.phase == Phase.FINISHED)
+    other = signals.attempt != signals.attempt[rows][newest]
+    age = np.where(idle | other, np.nan, age)
+    return _judged(age, _cadence(signals.time[rows])[newest], settings.grace_seconds, 1, settings)
+
+
+def _cadence(marks: Floats) -> Floats:
+    """The usual distance of checkpoints, at each of them; NaN before the third."""
+    distance = np.diff(marks, prepend=np.nan)
+    return rolling_median(np.where(distance > 0, distance, np.nan), CADENCE, 2)
+
+
+def _judged(age: Floats, interval: Floats, grace: float, reason: int, settings: CheckpointSettings) -> Verdicts:
+    warn = np.maximum(settings.warn_intervals * interval, grace)
+    critical = np.maximum(settings.critical_intervals * interval, grace)
+    level = np.where(age > critical, Level.CRITICAL, np.where(age > warn, Level.WARN, Level.OK))
+    level = np.where(np.isnan(age) | np.isnan(interval), Level.UNKNOWN, level).astype(np.int8)
+    return Verdicts(level, age, np.where(age > critical, critical, warn), np.full(len(age), reason, np.int8))
+
+
+def _order(signals: Signals, rows: Rows, saved: Floats) -> Verdicts:
+    """Critical while the newest checkpoint is older than the one before it or ahead of the record that tells of it."""
+    before = lagged(rolling_max(saved, CADENCE), 1)
+    back = saved < before
+    ahead = saved > signals.step[rows]
+    level = np.where(back | ahead, Level.CRITICAL, Level.OK).astype(np.int8)
+    limit = np.where(back, before, signals.step[rows])
+    return Verdicts.held(Verdicts(level, saved, limit, np.where(back, 3, 4).astype(np.int8)), rows, len(signals))
+
+
+def _none_yet(signals: Signals, settings: CheckpointSettings) -> Verdicts:
+    """Steps since the earliest record in sight, where no checkpoint was ever seen."""
+    size = len(signals)
+    if settings.interval_steps is None:
+        return Verdicts.unknown(size)
+    at = np.arange(size)
+    first = np.maximum(at - REACH, 0)
+    evaluations = signals.observed(EVALUATIONS)
+    if len(evaluations):
+        seen = np.searchsorted(evaluations, at, side="right")
+        oldest = evaluations[np.clip(seen - REACH, 0, len(evaluations) - 1)]
+        first = np.where(seen > 0, np.minimum(first, oldest), first)
+    age = (signals.step - signals.step[first]).astype(np.float64)
+    late = settings.model_copy(update={"warn_intervals": min(2.0, settings.critical_intervals)})
+    return _judged(age, np.full(size, settings.interval_steps), 0.0, 2, late)
+
+
+CHECK = Check(
+    name="checkpoint",
+    evaluate=evaluate,
+    settings=CheckpointSettings,
+    required=(),
+    optional=(NAME, EVALUATIONS),
+    lookback=lambda _: REACH,
+    messages=(
+        "The newest checkpoint is {value:.0f} steps old; the limit is {limit:.0f}.",
+        "The newest checkpoint is {value:.0f} s old; the limit is {limit:.0f} s.",
+        "No checkpoint in {value:.0f} steps; the limit is {limit:.0f}.",
+        "The newest checkpoint is of step {value:.0f}, older than that of step {limit:.0f} before it.",
+        "The newest checkpoint is of step {value:.0f}; the run is only at step {limit:.0f}.",
+    ),
+)
