@@ -111,6 +111,7 @@ class _Reading:
             return self.mapping(node, place)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*place, position)) for position, item in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode)  # noqa: S101 - the three kinds of nodes
         return self.scalar(node, place)
 
     def mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class _Reading:
             values[key] = self.value(value_node, (*place, key))
         return values
 
-    def scalar(self, node: yaml.Node, place: Place) -> Any:
+    def scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
         if node.style is None and _SCIENTIFIC.fullmatch(str(node.value)):
             return float(node.value)
         try:

@@ -57,11 +57,11 @@ def _shown(name: str, wanted: float, seen: Aftermath) -> str | None:
     value = seen.newest(name)
     if np.isclose(value, wanted, rtol=1e-6):
         return None
-    return f"{name} should read {wanted:,g} and {_reads(value)}."
+    return f"{name} should read {wanted:,.10g} and {_reads(value)}."
 
 
 def _reads(value: float) -> str:
-    return "was not seen" if np.isnan(value) else f"reads {value:,g}"
+    return "was not seen" if np.isnan(value) else f"reads {value:,.10g}"
 
 
 def _lr_decay(action: plan.SetLrDecay, seen: Aftermath) -> str | None:
