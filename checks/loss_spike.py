@@ -44,7 +44,6 @@ from runwatch.checks.windows import (
     rolling_max,
     rolling_median,
     rolling_min,
-    rolling_sum,
     usable,
 )
 
@@ -113,7 +112,7 @@ def trend(loss: Floats) -> Floats:
 def measure(loss: Floats, residual: Floats, smallest: float) -> Noise:
     """Scale, lag-1 correlation and tail factor of the residual's noise.
 
-    The scale is at most three times that of the steps between neighbours, which a poor trend during a recovery leaves alone.
+    The scale is at most three times that of the steps between neighbours, which a poor trend leaves alone.
     The tail factor (at least 1) goes by the median of block maxima, 1.7 sigmas in normal noise and 2.2 in Student's t
     of 3 degrees of freedom, whose return level of 4,800 records is 15 sigmas instead of 3.5: about the fifth power.
     """
