@@ -5,6 +5,7 @@ those of real incidents where there is one (named in the table), else the smalle
 Only the signals named are touched: no incident helps itself by shaking another signal too.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -58,7 +59,7 @@ def inject(kind: Kind, seed: int) -> Labelled:
     onset = int(rng.integers(1250, 1450))
     onset -= (first + onset - remainder) % modulus
     crashes = [onset + crash for crash in kind.crashes]
-    run = healthy(seed, records=kind.records, first=first, noise=noise, crashes=crashes)
+    run = healthy(seed + zlib.crc32(kind.name.encode()), records=kind.records, first=first, noise=noise, crashes=crashes)
     last = kind.harm(run, onset)
     signals, rows = run.signals()
     written = np.flatnonzero(~signals.tick)
