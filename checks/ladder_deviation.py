@@ -1,0 +1,210 @@
+"""The loss has left the curve that was registered for it, upwards or suspiciously downwards.
+
+What it does: subtracts from `train/loss` (required) the curve registered before launch, interpolated linearly in log
+loss over log tokens. A cumulative sum of the residual, whose limit allows for autocorrelated noise, finds small lasting
+shifts; the curve's band finds large ones. Where no curve holds (none registered, tokens unknown or outside it), the
+run's own trend stands in: a lasting rise above its lowest level, and a stair down to a new low within twenty records.
+
+Why it matters: a run that will miss its projection shows it in the first tenth of its budget, when there is something
+left to save. Downwards is no luck either: a loader that restarted at shard 1 made a loss look better until it collapsed
+(entrenar issue 294), and a fine-tune falls by a stair of 0.05 to 0.09 nats at each repeated epoch (recording
+`mistral-7b-finetune-epoch-repeats`).
+
+Warns and turns critical when: warns when the cumulative sum of residuals passes its limit, either way; at five records
+mostly outside the band widened by `margin_nats`; without a curve at a level 0.12 nats above the lowest of 256 records
+or a stair of 0.035 nats lasting 6 records. Critical when above the widened band for `lasting_steps`, and without a
+curve at 0.5 nats above the lowest for 64 records. Low never turns critical: it is no reason to shorten a run.
+
+Defaults: `min_shift_nats` 0.03 (nats): twice what evaluations of OLMo 2 7B rise by chance; found within some 30 records
+at noise of 0.02. `margin_nats` 0.05: as `loss_spike`. `lasting_steps` 50 (steps): spikes of the Llama recordings recede
+sooner. `curves`: from the run card (`runwatch ladder register`).
+
+Does not see: a curve that is itself wrong (it will warn as long as it is off by more than half of `min_shift_nats`);
+steps before the curve's first point; a spike (`loss_spike`).
+
+What to do: meaning: high: the run learns less per token than its ladder did. Low: it sees data that it has seen, or
+that leaked. Impact: the projected final loss is out of reach, or is not what it claims to be. Diagnosis: the rungs at
+the same fraction of tokens, the learning rate, `data/position` and mixture; low: `plan_conformance` on repeated
+fingerprints. Mitigation: high inside the first quarter of the budget: the plan `shorten_budget`; a planned change of
+mixture: `runwatch declare`, so that checks re-base there.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.signals import Signals
+from runwatch.checks.windows import (
+    SIGMAS_PER_MAD,
+    Flags,
+    Floats,
+    cusum,
+    guarded_baseline,
+    lagged,
+    lasting,
+    rolling_median,
+    rolling_min,
+    rolling_sum,
+    usable,
+)
+
+MEAN, SCALE, MEMORY = 16, 256, 256
+LEVEL, STAIR, BEFORE = 12, 20, 64  # a stair: the median of 12 falls within 20, against the falls of the 64 before
+
+
+class Curve(BaseModel):
+    """A registered curve from a step on: loss and 95 % band at some numbers of tokens; empty: none from there on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    from_step: int = 0
+    tokens: tuple[float, ...] = ()
+    loss: tuple[float, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @model_validator(mode="after")
+    def _same_lengths(self) -> "Curve":
+        if not len(self.tokens) == len(self.loss) == len(self.low) == len(self.high):
+            raise ValueError("tokens, loss, low and high of a curve must have the same length")
+        if any(later <= earlier for earlier, later in zip(self.tokens, self.tokens[1:], strict=False)):
+            raise ValueError("tokens of a curve must ascend")
+        if any(value <= 0 for value in (*self.loss, *self.low, *self.high)):
+            raise ValueError("losses of a curve must be positive")
+        return self
+
+
+class LadderDeviationSettings(Settings):
+    """How far off the curve is too far."""
+
+    curves: tuple[Curve, ...] = ()
+    """In ascending order of `from_step`; the last one reached holds."""
+    min_shift_nats: float = Field(default=0.03, gt=0)
+    """The smallest lasting shift to find. Raise it where the curve is less exact than half of this."""
+    margin_nats: float = Field(default=0.05, ge=0)
+    """How far outside the curve's band is beyond doubt."""
+    lasting_steps: int = Field(default=50, ge=1)
+    """So long above the band is critical. Raise it on runs whose spikes take long to heal."""
+
+
+def evaluate(signals: Signals, settings: LadderDeviationSettings) -> Verdicts:
+    """Level per record (T); value and limit in nats off the curve, or off the own trend. UNKNOWN: neither is there."""
+    rows = signals.observed("train/loss")
+    loss = usable(signals.values("train/loss"))
+    band = _registered(signals, settings.curves)
+    curve = _against_curve(loss, band, signals.step[rows].astype(np.float64), settings)
+    own = _against_own_trend(loss)
+    mixed = np.where(np.isfinite(band[0]), 0, len(rows)) + np.arange(len(rows))
+    chosen = Verdicts.concatenate([curve, own]).take(mixed)
+    return Verdicts.held(chosen, rows, len(signals))
+
+
+def _registered(signals: Signals, curves: Sequence[Curve]) -> Floats:
+    """Expected loss, low and high end of its band (3 x observations of the loss); NaN where no curve holds."""
+    rows = signals.observed("train/loss")
+    steps, tokens = signals.step[rows], signals.tokens[rows]
+    result = np.full((3, len(rows)), np.nan)
+    for curve in curves:
+        here = steps >= curve.from_step
+        result[:, here] = _interpolated(curve, tokens[here])
+    return result
+
+
+def _interpolated(curve: Curve, tokens: Floats) -> Floats:
+    if not curve.tokens:
+        return np.full((3, len(tokens)), np.nan)
+    at, known = np.log(np.maximum(tokens, 1.0)), np.log(np.maximum(curve.tokens, 1.0))
+    ends = [curve.loss, curve.low, curve.high]
+    return np.exp(np.stack([np.interp(at, known, np.log(end), left=np.nan, right=np.nan) for end in ends]))
+
+
+def _against_curve(loss: Floats, band: Floats, steps: Floats, settings: LadderDeviationSettings) -> Verdicts:
+    expected, low, high = band
+    residual = loss - expected
+    mean = rolling_sum(np.clip(residual, -1.0, 1.0), MEAN) / MEAN
+    slack = np.maximum(settings.min_shift_nats / 2, (high - low) / 16)
+    limit, cut = _sum_limit(residual, mean, slack)
+    tame = np.clip(residual, -cut, cut)
+    up = (cusum(tame - slack, MEMORY) > limit) & (mean > slack)
+    down = (cusum(-tame - slack, MEMORY) > limit) & (mean < -slack)
+    over, under = loss - high - settings.margin_nats, low - settings.margin_nats - loss
+    above, below = _mostly_positive(over), _mostly_positive(under)
+    lasts = _lasts(above | (over > 0.5), steps, settings.lasting_steps)
+    level = np.select([lasts, above | below | up | down], [Level.CRITICAL, Level.WARN], Level.OK)
+    reason = np.select([lasts, above, below, up, down], [0, 0, 1, 2, 3], 0)
+    edge = np.select([reason == 0, reason == 1], [high + settings.margin_nats, low - settings.margin_nats], expected)
+    shown = np.where(reason <= 1, edge - expected, np.where(reason == 2, slack, -slack))
+    return _verdicts(np.where(reason <= 1, residual, mean), level, shown, reason, np.isfinite(residual))
+
+
+def _sum_limit(residual: Floats, mean: Floats, slack: Floats) -> tuple[Floats, Floats]:
+    """Limit of the cumulative sum, and where to cut residuals so that outliers do not add up.
+
+    The limit is 7 v / slack with v the long-run variance (per record, autocorrelation included): exp(-14) is then the
+    chance of passing it once begun (Siegmund, Sequential Analysis, 1985). v comes from the differences of neighbouring
+    means of 16, which a constant offset leaves alone.
+    """
+    steps = _spread(residual - lagged(residual, 1), SCALE)
+    blocks = _spread(mean - lagged(mean, MEAN), SCALE)
+    variance = np.maximum(steps**2 / 2, blocks**2 * MEAN / 2)
+    return np.maximum(7.0 * variance / slack, 10.0 * slack), np.maximum(4.0 * steps, 2.0 * slack)
+
+
+def _spread(values: Floats, window: int) -> Floats:
+    return SIGMAS_PER_MAD * rolling_median(np.abs(values), window, MEAN)
+
+
+def _mostly_positive(excess: Floats) -> Flags:
+    return rolling_median(excess, 5, 3) > 0
+
+
+def _lasts(flags: Flags, steps: Floats, wanted: int) -> Flags:
+    """Whether a flag has been set for `wanted` steps or 64 records without a break, the first such step included."""
+    before = np.maximum.accumulate(np.where(flags, -1, np.arange(len(flags))))
+    records = np.arange(len(flags)) - before
+    since = steps - steps[np.maximum(before, 0)]
+    return flags & ((records >= 64) | (since >= wanted))
+
+
+def _against_own_trend(loss: Floats) -> Verdicts:
+    smooth = rolling_median(loss, 32, 16)
+    rise = smooth - lagged(rolling_min(smooth, MEMORY, 32), 32)
+    lasts = lasting(rise > 0.5, 64)
+    fall, fall_limit = _stair(loss)
+    stair = lasting(fall > fall_limit, 6)
+    level = np.select([lasts, (rise > 0.12) | stair], [Level.CRITICAL, Level.WARN], Level.OK)
+    reason = np.where(stair & ~(rise > 0.12), 5, 4)
+    value, limit = np.where(reason == 5, -fall, rise), np.where(reason == 5, -fall_limit, 0.12)
+    return _verdicts(value, level, limit, reason, np.isfinite(rise) & np.isfinite(loss))
+
+
+def _stair(loss: Floats) -> tuple[Floats, Floats]:
+    """How far the loss has fallen within a few records more than it usually does, to a new low; and the limit of it."""
+    smooth = rolling_median(loss, LEVEL, LEVEL // 2)
+    step = lagged(smooth, STAIR) - smooth
+    usual = guarded_baseline(step, BEFORE, STAIR, BEFORE // 2)
+    scale = SIGMAS_PER_MAD * guarded_baseline(np.abs(step - usual), BEFORE, STAIR, BEFORE // 2)
+    new_low = lagged(rolling_min(smooth, 128), STAIR) - smooth
+    return np.minimum(step - usual, new_low), np.maximum(0.035, 4.5 * scale)
+
+
+def _verdicts(value: Floats, level: Floats, limit: Floats, reason: Floats, known: Flags) -> Verdicts:
+    return Verdicts(np.where(known, level, Level.UNKNOWN).astype(np.int8), value, limit, reason.astype(np.int8))
+
+
+CHECK = Check(
+    name="ladder_deviation",
+    evaluate=evaluate,
+    settings=LadderDeviationSettings,
+    required=("train/loss",),
+    optional=(),
+    lookback=lambda _: max(MEMORY + MEAN * 2 + 2, 32 + MEMORY + 32 + 64, LEVEL + STAIR * 3 + BEFORE * 2 + 6) + 2,
+    messages=(
+        "The loss is {value:+.3f} nats off its registered curve, above the band (limit {limit:+.3f}).",
+        "The loss is {value:+.3f} nats off its registered curve, below the band (limit {limit:+.3f}): repeated data?",
+        "The loss has stayed {value:+.3f} nats above its registered curve (tolerance {limit:+.3f}).",
+        "The loss has stayed {value:+.3f} nats below its registered curve (tolerance {limit:+.3f}): repeated data?",
+        "The loss is {value:+.3f} nats above its lowest level of the last 256 records (limit {limit:+.3f}).",
+        "The loss fell by a stair, {value:+.3f} nats more than usual (limit {limit:+.3f}): repeated or leaked data?",
+    ),
+)
