@@ -22,6 +22,7 @@ pause the run.
 """
 
 import numpy as np
+
 from runwatch.checks.check import Check, Level, Settings, Verdicts
 from runwatch.checks.signals import Signals
 

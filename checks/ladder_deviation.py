@@ -30,9 +30,11 @@ mixture: `runwatch declare`, so that checks re-base there.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
 from runwatch.checks.check import Check, Level, Settings, Verdicts
 from runwatch.checks.signals import Signals
 from runwatch.checks.windows import (
@@ -67,7 +69,7 @@ class Curve(BaseModel):
     def _same_lengths(self) -> "Curve":
         if not len(self.tokens) == len(self.loss) == len(self.low) == len(self.high):
             raise ValueError("tokens, loss, low and high of a curve must have the same length")
-        if any(later <= earlier for earlier, later in zip(self.tokens, self.tokens[1:], strict=False)):
+        if any(later <= earlier for earlier, later in pairwise(self.tokens)):
             raise ValueError("tokens of a curve must ascend")
         if any(value <= 0 for value in (*self.loss, *self.low, *self.high)):
             raise ValueError("losses of a curve must be positive")
@@ -123,31 +125,33 @@ def _against_curve(loss: Floats, band: Floats, steps: Floats, settings: LadderDe
     residual = loss - expected
     mean = rolling_sum(np.clip(residual, -1.0, 1.0), MEAN) / MEAN
     slack = np.maximum(settings.min_shift_nats / 2, (high - low) / 16)
-    limit, cut = _sum_limit(residual, mean, slack)
+    sigma, variance = _noise(residual, mean)
+    limit = np.maximum(7.0 * variance / slack, 10.0 * slack)
+    cut = np.maximum(4.0 * sigma, 2.0 * slack)  # outliers do not add up
     tame = np.clip(residual, -cut, cut)
     up = (cusum(tame - slack, MEMORY) > limit) & (mean > slack)
     down = (cusum(-tame - slack, MEMORY) > limit) & (mean < -slack)
-    over, under = loss - high - settings.margin_nats, low - settings.margin_nats - loss
+    margin = np.fmax(settings.margin_nats, 1.5 * np.sqrt(variance))
+    over, under = loss - high - margin, low - margin - loss
     above, below = _mostly_positive(over), _mostly_positive(under)
     lasts = _lasts(above | (over > 0.5), steps, settings.lasting_steps)
     level = np.select([lasts, above | below | up | down], [Level.CRITICAL, Level.WARN], Level.OK)
     reason = np.select([lasts, above, below, up, down], [0, 0, 1, 2, 3], 0)
-    edge = np.select([reason == 0, reason == 1], [high + settings.margin_nats, low - settings.margin_nats], expected)
+    edge = np.select([reason == 0, reason == 1], [high + margin, low - margin], expected)
     shown = np.where(reason <= 1, edge - expected, np.where(reason == 2, slack, -slack))
     return _verdicts(np.where(reason <= 1, residual, mean), level, shown, reason, np.isfinite(residual))
 
 
-def _sum_limit(residual: Floats, mean: Floats, slack: Floats) -> tuple[Floats, Floats]:
-    """Limit of the cumulative sum, and where to cut residuals so that outliers do not add up.
+def _noise(residual: Floats, mean: Floats) -> tuple[Floats, Floats]:
+    """Sigma of the residual's noise per record, and the long-run variance per record (with autocorrelation).
 
-    The limit is 7 v / slack with v the long-run variance (per record, autocorrelation included): exp(-14) is then the
-    chance of passing it once begun (Siegmund, Sequential Analysis, 1985). v comes from the differences of neighbouring
-    means of 16, which a constant offset leaves alone.
+    Both from differences, of neighbours and of neighbouring means of 16, which a constant offset leaves alone. With
+    long-run variance v, a sum with drift -slack that has begun passes 7 v / slack with a chance of exp(-14) (Siegmund,
+    Sequential Analysis, 1985).
     """
-    steps = _spread(residual - lagged(residual, 1), SCALE)
+    sigma = _spread(residual - lagged(residual, 1), SCALE) / np.sqrt(2.0)
     blocks = _spread(mean - lagged(mean, MEAN), SCALE)
-    variance = np.maximum(steps**2 / 2, blocks**2 * MEAN / 2)
-    return np.maximum(7.0 * variance / slack, 10.0 * slack), np.maximum(4.0 * steps, 2.0 * slack)
+    return sigma, np.maximum(sigma**2, blocks**2 * MEAN / 2)
 
 
 def _spread(values: Floats, window: int) -> Floats:

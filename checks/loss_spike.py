@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
+
 from runwatch.checks.check import Check, Level, Settings, Verdicts
 from runwatch.checks.signals import Signals
 from runwatch.checks.windows import (

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
 from runwatch.checks import Change, Check, Column, Level, Phase, Signals, Verdicts, judge
 
 OK, WARN, CRITICAL, UNKNOWN = Level.OK, Level.WARN, Level.CRITICAL, Level.UNKNOWN

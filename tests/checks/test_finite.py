@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from runwatch.checks.finite import CHECK
 from scenarios import CRITICAL, OK, UNKNOWN, Change, Scenario, assert_as_expected, healthy
+
+from runwatch.checks.finite import CHECK
 
 RUN = healthy(300)
 NAMES = ("train/loss", "optim/grad_norm", "train/z_loss", "params/norm")

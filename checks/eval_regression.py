@@ -1,0 +1,121 @@
+"""A held-out loss is worse than the evaluations before it, or than it was projected to be.
+
+What it does: compares `eval/loss` (required) with the median of the three evaluations before it, with the best of the
+eight before it, and with `projection` where the card has one. It judges at the evaluation itself; between evaluations
+the last verdict holds.
+
+Why it matters: the held-out loss is what the run is for. In recording `llama31-8b-two-spikes` the evaluation of step
+2112 stood at 4.665 after 3.540, in the middle of a spike from which the model then recovered; a run that does not is
+lost. Marin's alert of the same name went blind when its signal was renamed (marin-community/marin issue 8862).
+
+Warns and turns critical when: warns at an evaluation more than `min_rise_nats` (and 6 sigmas of the changes between
+evaluations, at most five times as much) above the median of the three before it, at the third in a row above the best of eight by a fifth of that,
+and when two in a row are above the projection by `min_rise_nats`. Critical at five times `min_rise_nats` above the
+median, or two in a row so far above the projection. Unknown until the fourth evaluation.
+
+Defaults: `min_rise_nats` 0.05 (nats): evaluations of OLMo 2 7B (186 of them) and of three GPT-2 runs never rise by more
+than 0.012. `projection`: none, or (tokens, loss) points from the card, straight in log loss over log tokens.
+
+Does not see: a run that stops improving (`ladder_deviation`); a change of the evaluation set (declare it).
+
+What to do: meaning: the weights got worse, or the evaluation changed. Impact: a checkpoint of now is worse than its
+predecessor: do not publish or branch from it. Diagnosis: did `loss_spike` fire within this interval (then wait for the
+next evaluation); training loss unchanged and held-out loss up: over-fitting, repeated data, or another evaluation set.
+Mitigation: after a spike that does not recover, the plan `rewind_and_skip`; otherwise pause and look.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.signals import Signals
+from runwatch.checks.windows import (
+    SIGMAS_PER_MAD,
+    Floats,
+    lagged,
+    lasting,
+    rolling_median,
+    rolling_min,
+    usable,
+)
+
+NAME = "eval/loss"
+BEFORE, BEST, SCALE = 3, 8, 16
+
+
+class EvalRegressionSettings(Settings):
+    """How much worse is worse."""
+
+    min_rise_nats: float = Field(default=0.05, gt=0)
+    """Raise it for small or noisy evaluation sets."""
+    projection: tuple[tuple[float, float], ...] = ()
+    """(tokens, loss) in ascending order of tokens."""
+
+    @field_validator("projection")
+    @classmethod
+    def _ascending(cls, points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        if any(later[0] <= earlier[0] for earlier, later in pairwise(points)):
+            raise ValueError("tokens of a projection must ascend")
+        if any(loss <= 0 for _, loss in points):
+            raise ValueError("losses of a projection must be positive")
+        return points
+
+
+def evaluate(signals: Signals, settings: EvalRegressionSettings) -> Verdicts:
+    """Level per record (T), held between evaluations. UNKNOWN before the fourth, or where it is not finite."""
+    rows = signals.observed(NAME)
+    loss = usable(signals.values(NAME))
+    parts = [_against_trend(loss, settings), _against_projection(loss, signals.tokens[rows], settings)]
+    return Verdicts.held(Verdicts.worst(parts), rows, len(signals))
+
+
+def _against_trend(loss: Floats, settings: EvalRegressionSettings) -> Verdicts:
+    usual = lagged(rolling_median(loss, BEFORE, BEFORE), 1)
+    change = loss - lagged(loss, 1)
+    unusual = np.abs(change - rolling_median(change, SCALE, 2))
+    sigma = SIGMAS_PER_MAD * lagged(rolling_median(unusual, SCALE, 2), 1) / np.sqrt(2.0)
+    limit = settings.min_rise_nats * np.clip(6.0 * np.nan_to_num(sigma) / settings.min_rise_nats, 1.0, 5.0)
+    rise = loss - usual
+    above_best = loss - lagged(rolling_min(loss, BEST, BEFORE), 1)
+    third = lasting(above_best > limit / 5, 3)
+    severe = (rise > 5 * settings.min_rise_nats) & (rise > limit)
+    level = np.select([severe, (rise > limit) | third], [Level.CRITICAL, Level.WARN], Level.OK)
+    slow = third & (rise <= limit)
+    value, shown = np.where(slow, above_best, rise), np.where(slow, limit / 5, limit)
+    return _verdicts(np.where(np.isnan(rise), np.nan, value), level, shown, np.where(slow, 1, 0))
+
+
+def _against_projection(loss: Floats, tokens: Floats, settings: EvalRegressionSettings) -> Verdicts:
+    if not settings.projection:
+        return Verdicts.unknown(len(loss))
+    at, projected = np.log(np.maximum(np.array(settings.projection), 1e-9)).T
+    expected = np.exp(np.interp(np.log(np.maximum(tokens, 1.0)), at, projected, left=np.nan, right=np.nan))
+    above = loss - expected
+    far = lasting(above > 5 * settings.min_rise_nats, 2)
+    level = np.select([far, lasting(above > settings.min_rise_nats, 2)], [Level.CRITICAL, Level.WARN], Level.OK)
+    return _verdicts(above, level, settings.min_rise_nats, 2)
+
+
+def _verdicts(value: Floats, level: NDArray[Any], limit: Floats | float, reason: NDArray[Any] | int) -> Verdicts:
+    known = np.where(np.isnan(value), Level.UNKNOWN, level).astype(np.int8)
+    everywhere = np.ones(len(value))
+    return Verdicts(known, value, everywhere * limit, (everywhere * reason).astype(np.int8))
+
+
+CHECK = Check(
+    name="eval_regression",
+    evaluate=evaluate,
+    settings=EvalRegressionSettings,
+    required=(NAME,),
+    optional=(),
+    lookback=lambda _: max(2 * SCALE + 2, BEST + BEFORE + 1),
+    messages=(
+        "The held-out loss is {value:.3f} nats above that of the evaluations before it (limit {limit:.3f}).",
+        "The held-out loss is {value:.3f} nats above its best for the third evaluation in a row (limit {limit:.3f}).",
+        "The held-out loss is {value:.3f} nats above its projection (limit {limit:.3f}).",
+    ),
+)
