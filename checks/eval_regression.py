@@ -9,9 +9,9 @@ Why it matters: the held-out loss is what the run is for. In recording `llama31-
 lost. Marin's alert of the same name went blind when its signal was renamed (marin-community/marin issue 8862).
 
 Warns and turns critical when: warns at an evaluation more than `min_rise_nats` (and 6 sigmas of the changes between
-evaluations, at most five times as much) above the median of the three before it, at the third in a row above the best of eight by a fifth of that,
-and when two in a row are above the projection by `min_rise_nats`. Critical at five times `min_rise_nats` above the
-median, or two in a row so far above the projection. Unknown until the fourth evaluation.
+evaluations, at most three times as much) above the median of the three before it, at the third in a row above the best
+of eight by a fifth of that, and when two in a row are above the projection by `min_rise_nats`. Critical at five times
+`min_rise_nats` above the median, or two in a row so far above the projection. Unknown until the fourth evaluation.
 
 Defaults: `min_rise_nats` 0.05 (nats): evaluations of OLMo 2 7B (186 of them) and of three GPT-2 runs never rise by more
 than 0.012. `projection`: none, or (tokens, loss) points from the card, straight in log loss over log tokens.
@@ -78,7 +78,7 @@ def _against_trend(loss: Floats, settings: EvalRegressionSettings) -> Verdicts:
     change = loss - lagged(loss, 1)
     unusual = np.abs(change - rolling_median(change, SCALE, 2))
     sigma = SIGMAS_PER_MAD * lagged(rolling_median(unusual, SCALE, 2), 1) / np.sqrt(2.0)
-    limit = settings.min_rise_nats * np.clip(6.0 * np.nan_to_num(sigma) / settings.min_rise_nats, 1.0, 5.0)
+    limit = settings.min_rise_nats * np.clip(6.0 * np.nan_to_num(sigma) / settings.min_rise_nats, 1.0, 3.0)
     rise = loss - usual
     above_best = loss - lagged(rolling_min(loss, BEST, BEFORE), 1)
     third = lasting(above_best > limit / 5, 3)

@@ -131,7 +131,7 @@ def _against_curve(loss: Floats, band: Floats, steps: Floats, settings: LadderDe
     tame = np.clip(residual, -cut, cut)
     up = (cusum(tame - slack, MEMORY) > limit) & (mean > slack)
     down = (cusum(-tame - slack, MEMORY) > limit) & (mean < -slack)
-    margin = np.fmax(settings.margin_nats, 1.5 * np.sqrt(variance))
+    margin = np.fmax(settings.margin_nats, np.minimum(1.5 * np.sqrt(variance), 0.2))
     over, under = loss - high - margin, low - margin - loss
     above, below = _mostly_positive(over), _mostly_positive(under)
     lasts = _lasts(above | (over > 0.5), steps, settings.lasting_steps)
