@@ -19,7 +19,7 @@ a quarter of an hour is not worth a page, and evaluations and compilations stret
 
 Does not see: whether a checkpoint can be restored; a cadence that slows down by degrees without a card; in seconds,
 anything between a restart and the next checkpoint; that no checkpoint was ever written, where the card declares no
-interval, or where the interval is longer than 256 records and the run has no evaluations either.
+interval, or where the interval is longer than 64 records and the run has no evaluations either.
 
 What to do: meaning: saving has failed or stalled. Impact: a fault now loses all steps since. Diagnosis: disk space
 and quota, the trainer's log around the last save, non-finite parameters (`finite`). Mitigation: free the disk, then
@@ -29,6 +29,7 @@ order a checkpoint (`checkpoint_now`); do not restart before one is complete.
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+
 from runwatch.checks.check import Check, Level, Settings, Verdicts
 from runwatch.checks.signals import Phase, Signals
 from runwatch.checks.windows import Floats, lagged, rolling_max, rolling_median
@@ -36,7 +37,7 @@ from runwatch.checks.windows import Floats, lagged, rolling_max, rolling_median
 Rows = NDArray[np.intp]
 NAME, EVALUATIONS = "checkpoint/step", "eval/loss"
 CADENCE = 5
-REACH = 512
+REACH = 128
 """Rows and evaluations that are searched for the beginning of a run without checkpoints."""
 
 

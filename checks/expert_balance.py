@@ -36,6 +36,7 @@ balance rate.
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+
 from runwatch.checks.check import Check, Level, Settings, Verdicts
 from runwatch.checks.signals import Signals
 from runwatch.checks.windows import Floats, lagged, rolling_median, rolling_min, usable

@@ -13,9 +13,9 @@ nothing (marin#8506).
 
 Warns and turns critical when: critical at the tick at which a phase is over its budget, ok again with the next step
 or phase; `finished` and `paused` never alarm. A source that neither announces phases nor carries `plan/token_budget`
-or `checkpoint/step` (optional) gets `unannounced_factor` times the budget of a step: a silence may be an evaluation.
-A job that is down between two attempts is a stall of its last phase. Warns at the second restart within 256 surviving
-rows, critical at the third. Warns for 20 observations after a record was given up.
+(optional) gets `unannounced_factor` times the budget of a step: a silence may be an evaluation. A job that is down
+between two attempts is a stall of its last phase. Warns at the second restart within 256 surviving rows, critical at
+the third. Warns for 20 observations after a record was given up.
 
 Defaults: `slow_factor` 3 and `train_seconds` 60 (s; the best in-process watchdog tells a hang after 61 s,
 nvidia-resiliency-ext; Marin waits 15 minutes, DLRover 10. No warning earlier: a shared node's single steps reach half
@@ -40,13 +40,14 @@ come.
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+
 from runwatch.checks.check import Check, Level, Settings, Verdicts
 from runwatch.checks.signals import Phase, Signals
 from runwatch.checks.windows import Flags, Floats, lagged, rolling_max, rolling_median
 
 DROPPED = "telemetry/dropped_records"
-OWN = ("plan/token_budget", "checkpoint/step")
-"""Signals of our own contract: a source that has them announces its phases."""
+OWN = "plan/token_budget"
+"""A signal of our own contract: a source that has it announces its phases."""
 BLOCK, BLOCKS = 64, 192
 RESTART_ROWS = 256
 REACH = 512
@@ -114,8 +115,7 @@ def _budget(signals: Signals, settings: ProgressSettings) -> Floats:
 def _announced(signals: Signals) -> Flags:
     """Whether the last rows show that the source would say so if it were not training."""
     told = (signals.phase != Phase.TRAIN) & (signals.phase != Phase.EVAL)
-    for name in OWN:
-        told[signals.observed(name)] = True
+    told[signals.observed(OWN)] = True
     return rolling_max(told.astype(np.float64), REACH) > 0
 
 
@@ -156,7 +156,7 @@ CHECK = Check(
     evaluate=evaluate,
     settings=ProgressSettings,
     required=(),
-    optional=(DROPPED, *OWN),
+    optional=(DROPPED, OWN),
     lookback=lambda _: REACH,
     messages=(
         "No step has ended for {value:.0f} s; the budget is {limit:.0f} s.",

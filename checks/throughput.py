@@ -36,6 +36,7 @@ decay to what the remaining time can pay for.
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+
 from runwatch.checks.check import Check, Level, Settings, Verdicts
 from runwatch.checks.signals import Signals
 from runwatch.checks.windows import Flags, Floats, lagged, rolling_count, rolling_max, rolling_median, usable

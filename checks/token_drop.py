@@ -27,6 +27,7 @@ the capacity factor and the balance rate; a planned context extension should be 
 
 import numpy as np
 from pydantic import Field
+
 from runwatch.checks.check import Check, Level, Settings, Verdicts
 from runwatch.checks.signals import Signals
 from runwatch.checks.windows import rolling_median

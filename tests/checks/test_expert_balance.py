@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from runwatch.checks.expert_balance import CHECK
 from scenarios import (
     CRITICAL,
     OK,
@@ -16,6 +15,8 @@ from scenarios import (
     incidents,
     verdicts,
 )
+
+from runwatch.checks.expert_balance import CHECK
 
 VIOLATION, ENTROPY, DEAD, BIAS = "moe/load_max_vio", "moe/load_entropy", "moe/dead_experts", "moe/router_bias_max"
 

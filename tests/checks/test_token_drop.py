@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from runwatch.checks.token_drop import CHECK
 from scenarios import CRITICAL, OK, UNKNOWN, WARN, Change, Scenario, assert_as_expected, healthy
+
+from runwatch.checks.token_drop import CHECK
 
 NAME = "moe/drop_rate"
 RUN = healthy(300).put(NAME, 0, 299, 0.03)

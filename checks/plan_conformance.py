@@ -1,0 +1,328 @@
+"""The run does not do what was planned.
+
+What it does: compares `optim/learning_rate`, the tokens of a step and `data/mixture/*` (each where present) with the
+plan in force, and looks at the order of the data: steps and tokens must go up within an attempt, `data/position` by
+the same batch each step, also across a resume, and no `data/sample_fingerprint` may come twice. Without `plans` only
+the structure is judged.
+
+Why it matters: after a resume a loader began again at its first shard; the loss looked better than before, then
+collapsed, and 40 % of the planned data was never seen (entrenar#294). Resumes that replay or skip data in silence are
+on record for five other trainers (ms-swift#10050, accelerate#2016, Megatron-Bridge#4565, prime-rl#1035, verl#7401).
+
+Warns and turns critical when: learning rate and tokens of a step: warns above `warn_share` off plan for
+`lasting_records`, critical above `critical_share`; mixture: warns when the window's mean share is `mixture_warn` off
+plan, critical at `mixture_critical`, both widened to five standard errors of the mean; fingerprints: warns at one
+repeat in the last 64 records, critical at three; position: critical at a record that goes back or stands still, warns
+at one that skips, critical where it skips more than 100 batches; steps or tokens that go back within an attempt:
+critical at that record; steps that jump ahead tenfold: warns; tokens past the budget: warns.
+
+Defaults: `warn_share` 0.02 and `critical_share` 0.1 (ratios; a guess: a schedule that is one step off stays far below
+2 % outside the warm-up, and there the plan of one step earlier or later is accepted too); `lasting_records` 3;
+`mixture_warn` 0.02 and `mixture_critical` 0.1 (shares; a guess); mixture window 384 rows (about 200 records at 18 s a
+step, with their tick rows; the realised share is quantised by the batch); fingerprint memory 512 records (52 bits: a
+chance repeat in 512 once in 10^13 records); `plans` empty (filled from the card and from applied receipts).
+
+Does not see: repeats further apart than 512 records (a second epoch: `ladder_deviation`, low side); the right batch
+in the wrong order; anything of the plan where `plans` is empty; a wrong learning rate of one parameter group.
+
+What to do: meaning: configuration or data order is not what was registered. Impact: the result no longer answers the
+hypothesis; repeated data flatters the loss. Diagnosis: which quantity, since which step, and what happened there
+(resume, receipt, stage). Mitigation: if it was meant, declare it (`runwatch declare`) or change the card; if the data
+repeats, stop and resume from the last checkpoint with the right position.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.signals import Phase, Signals
+from runwatch.checks.windows import (
+    Floats,
+    lagged,
+    rolling_count,
+    rolling_median,
+    rolling_min,
+    rolling_sum,
+    usable,
+)
+
+Rows = NDArray[np.intp]
+LEARNING_RATE, POSITION, FINGERPRINT, MIXTURE = (
+    "optim/learning_rate",
+    "data/position",
+    "data/sample_fingerprint",
+    "data/mixture",
+)
+MEMORY, REPEATS = 512, 64
+MIXTURE_ROWS, MIXTURE_LEAST = 384, 50
+TYPICAL = 16
+
+
+class PlannedRun(BaseModel):
+    """The plan from step `from_step` on. What is None is not judged.
+
+    The learning rate is either `learning_rate_points`, linear between (tokens, rate), or warmup-stable-decay: linear
+    from 0 over `warmup_tokens` to `peak`, then linear from `decay_start_tokens` to `final_fraction` of it at
+    `token_budget`, all of it times `lr_scale`. `mixture` holds up to `decay_start_tokens`, `decay_mixture` (if any)
+    after it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    from_step: int = 0
+    token_budget: float | None = Field(default=None, gt=0)
+    tokens_per_step: float | None = Field(default=None, gt=0)
+    learning_rate_points: tuple[tuple[float, float], ...] | None = None
+    peak: float | None = Field(default=None, gt=0)
+    warmup_tokens: float = Field(default=0.0, ge=0)
+    decay_start_tokens: float | None = Field(default=None, ge=0)
+    final_fraction: float = Field(default=0.0, ge=0)
+    lr_scale: float = Field(default=1.0, gt=0)
+    mixture: Mapping[str, float] | None = None
+    decay_mixture: Mapping[str, float] | None = None
+
+    def learning_rate(self, tokens: Floats) -> Floats:
+        """The planned rate at `tokens`; NaN where none is planned."""
+        if self.learning_rate_points is not None:
+            at, rate = np.array(sorted(self.learning_rate_points)).T
+            return np.interp(tokens, at, rate)
+        if self.peak is None:
+            return np.full(len(tokens), np.nan)
+        warm = np.clip(tokens / self.warmup_tokens, 0, 1) if self.warmup_tokens else np.ones(len(tokens))
+        return self.lr_scale * self.peak * np.minimum(warm, self._decay(tokens))
+
+    def _decay(self, tokens: Floats) -> Floats:
+        if self.decay_start_tokens is None or self.token_budget is None:
+            return np.ones(len(tokens))
+        span = max(self.token_budget - self.decay_start_tokens, 1.0)
+        return 1 - (1 - self.final_fraction) * np.clip((tokens - self.decay_start_tokens) / span, 0, 1)
+
+    def share(self, source: str, tokens: Floats) -> Floats:
+        """The planned share of `source` at `tokens`; NaN where none is planned."""
+        if self.mixture is None:
+            return np.full(len(tokens), np.nan)
+        stable = self.mixture.get(source, 0.0)
+        decay = stable if self.decay_mixture is None else self.decay_mixture.get(source, 0.0)
+        start = np.inf if self.decay_start_tokens is None else self.decay_start_tokens
+        return np.where(tokens > start, decay, stable)
+
+
+class PlanConformanceSettings(Settings):
+    """The plans, and how far off them is too far."""
+
+    plans: tuple[PlannedRun, ...] = ()
+    """From the card and from applied receipts; the last with `from_step` at or before a record's step holds there."""
+    warn_share: float = Field(default=0.02, gt=0)
+    """Ratio off plan."""
+    critical_share: float = Field(default=0.10, gt=0)
+    """Ratio off plan."""
+    lasting_records: int = Field(default=3, ge=1, le=64)
+    """Records off plan in a row before it counts."""
+    mixture_warn: float = Field(default=0.02, gt=0)
+    """Share of a source, absolute."""
+    mixture_critical: float = Field(default=0.10, gt=0)
+    """Share of a source, absolute."""
+
+
+def evaluate(signals: Signals, settings: PlanConformanceSettings) -> Verdicts:
+    """The worst of all judgements; UNKNOWN where a signal, a plan or history is lacking (T records)."""
+    trained = np.flatnonzero((signals.phase == Phase.TRAIN) & ~signals.tick)
+    return Verdicts.worst(
+        [
+            *_order(signals, trained),
+            _step_tokens(signals, trained, settings),
+            _position(signals),
+            _repeats(signals),
+            _learning_rate(signals, settings),
+            _budget(signals, settings),
+            *_mixtures(signals, settings),
+        ]
+    )
+
+
+def _planned(signals: Signals, rows: Rows, settings: PlanConformanceSettings) -> list[tuple[PlannedRun, Rows]]:
+    """Each plan with the places in `rows` at which it holds."""
+    if not settings.plans:
+        return []
+    plans = sorted(settings.plans, key=lambda plan: plan.from_step)
+    holds = np.searchsorted([plan.from_step for plan in plans], signals.step[rows], side="right") - 1
+    return [(plan, np.flatnonzero(holds == i)) for i, plan in enumerate(plans)]
+
+
+def _order(signals: Signals, rows: Rows) -> list[Verdicts]:
+    """Steps and tokens within an attempt, and jumps of the step number across attempts too."""
+    steps = signals.step[rows].astype(np.float64)
+    same = np.diff(signals.attempt[rows], prepend=-1) == 0
+    gained = np.diff(steps, prepend=np.nan)
+    back = same & (gained < 0)
+    usual = lagged(rolling_median(gained, TYPICAL, 8), 1)
+    ahead = gained > 10 * np.maximum(usual, 1)
+    level = np.where(back, Level.CRITICAL, np.where(ahead, Level.WARN, Level.OK))
+    by_step = _held(signals, rows, level, gained, np.where(back, 0.0, 10 * usual), np.where(back, 0, 1))
+    tokens = np.diff(signals.tokens[rows], prepend=np.nan)
+    lost = np.where(same & (tokens < 0), Level.CRITICAL, Level.OK)
+    return [by_step, _held(signals, rows, lost, tokens, np.zeros(len(rows)), 2)]
+
+
+def _step_tokens(signals: Signals, rows: Rows, settings: PlanConformanceSettings) -> Verdicts:
+    """Tokens of a step against the plan, or (growth allowed) against the median of the records before."""
+    per_step = _growth_per_step(signals, rows, signals.tokens[rows])
+    planned = np.full(len(rows), np.nan)
+    for plan, where in _planned(signals, rows, settings):
+        planned[where] = plan.tokens_per_step or np.nan
+    usual = lagged(rolling_median(per_step, TYPICAL, 8), 1)
+    own = np.isnan(planned)
+    expected = np.where(own, usual, planned)
+    off = np.where(own, 1 - per_step / expected, np.abs(per_step / expected - 1))
+    return _off_plan(signals, rows, (off, per_step, expected), 3, settings)
+
+
+def _learning_rate(signals: Signals, settings: PlanConformanceSettings) -> Verdicts:
+    """Distance of the rate from the plan's range over one step to either side, relative to the plan."""
+    rows, rate = signals.observed(LEARNING_RATE), usable(signals.values(LEARNING_RATE))
+    tokens = signals.tokens[rows]
+    step = np.nan_to_num(np.abs(_growth_per_step(signals, rows, tokens)))
+    low, high, peak = np.full(len(rows), np.nan), np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    for plan, where in _planned(signals, rows, settings):
+        at = tokens[where]
+        near = np.stack([plan.learning_rate(at + shift) for shift in (-step[where], 0.0, step[where])])
+        low[where], high[where] = near.min(axis=0), near.max(axis=0)
+        peak[where] = plan.lr_scale * (
+            plan.peak or max((r for _, r in plan.learning_rate_points or ()), default=np.nan)
+        )
+    nearest = np.clip(rate, low, high)
+    off = np.abs(rate - nearest) / np.maximum(nearest, 1e-3 * peak)
+    return _off_plan(signals, rows, (off, rate, nearest), 4, settings)
+
+
+def _off_plan(
+    signals: Signals, rows: Rows, judged: tuple[Floats, Floats, Floats], reason: int, settings: PlanConformanceSettings
+) -> Verdicts:
+    """Verdicts of (share off plan, value, planned value) where it lasts."""
+    off, value, planned = judged
+    lasting = rolling_min(off, settings.lasting_records, settings.lasting_records)
+    critical, warn = lasting > settings.critical_share, lasting > settings.warn_share
+    level = np.where(critical, Level.CRITICAL, np.where(warn, Level.WARN, Level.OK))
+    return _held(signals, rows, np.where(np.isnan(off), Level.UNKNOWN, level), value, planned, reason)
+
+
+def _growth_per_step(signals: Signals, rows: Rows, values: Floats) -> Floats:
+    """Growth of a cumulative quantity per step; NaN at the first record and where the step does not grow."""
+    steps = np.diff(signals.step[rows].astype(np.float64), prepend=np.nan)
+    return np.diff(values, prepend=np.nan) / np.where(steps > 0, steps, np.nan)
+
+
+def _position(signals: Signals) -> Verdicts:
+    """Growth of the position against the usual batch per step or per token, whichever fits better."""
+    rows = signals.observed(POSITION)
+    position = usable(signals.values(POSITION))
+    kept = np.isfinite(position)
+    rows, position = rows[kept], position[kept]
+    steps = np.diff(signals.step[rows].astype(np.float64), prepend=np.nan)
+    grown, tokens = np.diff(position, prepend=np.nan), np.diff(signals.tokens[rows], prepend=np.nan)
+    batch = grown / np.where(steps > 0, steps, np.nan)
+    previous, usual = lagged(batch, 1), lagged(rolling_median(batch, TYPICAL, 1), 1)
+    per_token = lagged(grown / np.where(tokens > 0, tokens, np.nan), 1)
+    expected = np.stack([usual * steps, previous * steps, per_token * tokens])
+    excess = _smallest(grown - expected)
+    replayed = (grown <= 0) & (steps > 0) | (excess < -0.5)
+    skipped = excess > 0.5
+    far = excess > 100 * usual
+    level = np.where(replayed | far, Level.CRITICAL, np.where(skipped, Level.WARN, Level.OK))
+    level = np.where(np.isnan(excess), Level.UNKNOWN, level)
+    return _held(signals, rows, level, grown, usual * steps, np.where(replayed, 5, 6))
+
+
+def _smallest(candidates: Floats) -> Floats:
+    """Column by column the number nearest to zero; NaN where all are."""
+    sizes = np.where(np.isnan(candidates), np.inf, np.abs(candidates))
+    nearest = np.take_along_axis(candidates, np.argmin(sizes, axis=0)[None], axis=0)[0]
+    return np.where(np.isinf(sizes.min(axis=0)), np.nan, nearest)
+
+
+def _repeats(signals: Signals) -> Verdicts:
+    """Fingerprints that came before at another step, at most `MEMORY` records ago."""
+    values = signals.values(FINGERPRINT)
+    kept = np.isfinite(values)
+    rows, values = signals.observed(FINGERPRINT)[kept], values[kept]
+    order = np.argsort(values, kind="stable")
+    again = (np.diff(values[order]) == 0) & (np.diff(order) <= MEMORY) & (np.diff(signals.step[rows][order]) != 0)
+    repeated = np.zeros(len(rows), np.bool_)
+    repeated[order[1:][again]] = True
+    count = rolling_count(repeated, REPEATS)
+    level = np.where(count >= 3, Level.CRITICAL, np.where(count >= 1, Level.WARN, Level.OK))
+    limit = np.where(count >= 3, 3.0, 1.0)
+    return _held(signals, rows, level, count.astype(np.float64), limit, 7)
+
+
+def _budget(signals: Signals, settings: PlanConformanceSettings) -> Verdicts:
+    rows = np.flatnonzero((signals.phase == Phase.TRAIN) & ~signals.tick & np.isfinite(signals.tokens))
+    limit = np.full(len(rows), np.nan)
+    for plan, where in _planned(signals, rows, settings):
+        limit[where] = np.nan if plan.token_budget is None else plan.token_budget + 1.5 * (plan.tokens_per_step or 0.0)
+    tokens = signals.tokens[rows]
+    level = np.where(np.isnan(limit), Level.UNKNOWN, np.where(tokens > limit, Level.WARN, Level.OK))
+    return _held(signals, rows, level, tokens, limit, 8)
+
+
+def _mixtures(signals: Signals, settings: PlanConformanceSettings) -> list[Verdicts]:
+    if not any(plan.mixture for plan in settings.plans):
+        return []
+    return [_mixture(signals, name, settings) for name in signals.family(MIXTURE)]
+
+
+def _mixture(signals: Signals, name: str, settings: PlanConformanceSettings) -> Verdicts:
+    """Mean of (share - planned share) over a window of rows, against its limit or five of its standard errors."""
+    rows, share = signals.observed(name), usable(signals.values(name))
+    planned = np.full(len(rows), np.nan)
+    for plan, where in _planned(signals, rows, settings):
+        planned[where] = plan.share(name.removeprefix(f"{MIXTURE}/"), signals.tokens[rows][where])
+    spread = np.full(len(signals), np.nan)
+    spread[rows] = np.clip(share - planned, -1, 1)
+    count = rolling_sum(np.isfinite(spread).astype(np.float64), MIXTURE_ROWS)[rows]
+    enough = np.where(count >= MIXTURE_LEAST, count, np.nan)
+    mean = rolling_sum(spread, MIXTURE_ROWS)[rows] / enough
+    variance = np.maximum(rolling_sum(spread**2, MIXTURE_ROWS)[rows] / enough - mean**2, 0)
+    error = 5 * np.sqrt(variance / enough)
+    warn, critical = np.maximum(settings.mixture_warn, error), np.maximum(settings.mixture_critical, error)
+    off = np.abs(mean)
+    level = np.where(off > critical, Level.CRITICAL, np.where(off > warn, Level.WARN, Level.OK))
+    level = np.where(np.isnan(off), Level.UNKNOWN, level)
+    return _held(signals, rows, level, off, np.where(off > critical, critical, warn), 9)
+
+
+def _held(
+    signals: Signals,
+    rows: Rows,
+    level: NDArray[np.int64],
+    value: Floats,
+    limit: Floats,
+    reason: int | NDArray[np.int64],
+) -> Verdicts:
+    reasons = np.broadcast_to(np.asarray(reason, np.int8), len(rows))
+    return Verdicts.held(Verdicts(level.astype(np.int8), value, limit, reasons), rows, len(signals))
+
+
+CHECK = Check(
+    name="plan_conformance",
+    evaluate=evaluate,
+    settings=PlanConformanceSettings,
+    required=(),
+    optional=(LEARNING_RATE, POSITION, FINGERPRINT, MIXTURE),
+    lookback=lambda settings: MEMORY + REPEATS + settings.lasting_records,
+    messages=(
+        "The step went back by {value:.0f} within an attempt.",
+        "The step jumped ahead by {value:.0f}; ten times the usual is {limit:.0f}.",
+        "The tokens went back by {value:.0f} within an attempt.",
+        "A step took {value:.0f} tokens; planned or usual are {limit:.0f}.",
+        "The learning rate is {value:.4g}; planned is {limit:.4g}.",
+        "The data position grew by {value:.0f} sequences, {limit:.0f} were due: data repeats.",
+        "The data position grew by {value:.0f} sequences, {limit:.0f} were due: data is skipped.",
+        "{value:.0f} of the last 64 batches had been trained on before; the limit is {limit:.0f}.",
+        "{value:.4g} tokens are trained on; the budget and a step and a half are {limit:.4g}.",
+        "The mean share of a data source is {value:.1%} off plan; the limit is {limit:.1%}.",
+    ),
+)
