@@ -33,6 +33,8 @@ tail or all steps? Mitigation: restart without the slow node; the armed plan `fi
 decay to what the remaining time can pay for.
 """
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
@@ -141,12 +143,12 @@ def _against_limits(
 def _declines(typical: Floats) -> Flags:
     """Whether the speed fell by more than `DECLINE` in each of the last four stretches."""
     levels = [lagged(typical, STRETCH * back) for back in range(STRETCHES + 1)]
-    falls = [newer < older * (1 - DECLINE) for newer, older in zip(levels, levels[1:], strict=False)]
+    falls = [newer < older * (1 - DECLINE) for newer, older in pairwise(levels)]
     return np.logical_and.reduce(falls)
 
 
 def _tail(signals: Signals, rows: Rows, seconds: Floats, settings: ThroughputSettings) -> Verdicts:
-    typical = rolling_median(seconds, SLOW_WINDOW, SLOW_WINDOW // 2)
+    typical = rolling_median(seconds, settings.window_records, 10)
     share = rolling_count(seconds > SLOW * typical, SLOW_WINDOW) / SLOW_WINDOW
     level = np.where(share > settings.slow_share, Level.WARN, Level.OK)
     level = np.where(np.isnan(typical), Level.UNKNOWN, level).astype(np.int8)
@@ -166,6 +168,6 @@ CHECK = Check(
         "The speed is {value:.4g}; the declared floor is {limit:.4g}.",
         "The speed is {value:.4g}; the run's own best of late allows {limit:.4g}.",
         "The speed has been falling for 448 records, to {value:.4g}; it was {limit:.4g} a quarter of them ago.",
-        "{value:.0%} of the last 128 steps took one and a half times the median or longer; the limit is {limit:.0%}.",
+        "{value:.0%} of the last 128 steps took half as long again as the median around them; the limit is {limit:.0%}.",
     ),
 )
