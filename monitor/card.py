@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
+
 from runwatch.checks import all_checks
 from runwatch.checks.signals import FAMILIES, VOCABULARY
 from runwatch.monitor.yaml_lines import Place, read_lines
@@ -314,7 +315,9 @@ def load_card(path: Path) -> Card:
         found += [CardMistake(str(path), lines.line(place), dotted(place), sentence) for place, sentence in more]
     elif not found:
         found.append(
-            CardMistake(str(path), 1, "", "is not a card: it must be a mapping that begins with `version: 1`.")
+            CardMistake(
+                str(path), lines.line(()), "", "is not a card: it must be a mapping that begins with `version: 1`."
+            )
         )
     if found or card is None:
         raise CardError(sorted(found, key=lambda mistake: mistake.line))
@@ -356,7 +359,11 @@ def _section_mistakes(values: dict[str, Any], section: str, known: Mapping[str, 
 
 
 def _explained(error: ValidationError, model: type[BaseModel], before: Place) -> Mistakes:
-    return [_explain(detail, model, before) for detail in error.errors(include_url=False)]
+    details = error.errors(include_url=False)
+    inner = {detail["loc"][:-1] for detail in details}
+    # A list whose only item is wrong is not too short as well.
+    told = (detail for detail in details if detail["type"] != "too_short" or detail["loc"] not in inner)
+    return [_explain(detail, model, before) for detail in told]
 
 
 def _explain(detail: Any, model: type[BaseModel], before: Place) -> tuple[Place, str]:
@@ -372,7 +379,8 @@ def _explain(detail: Any, model: type[BaseModel], before: Place) -> tuple[Place,
         place = (*place, context["key"])
     sentence = str(detail["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
     given = detail["input"]
-    return (*before, *place), sentence if isinstance(given, dict | list | BaseModel) else f"{sentence}; it is {given!r}"
+    explained = detail["type"] in {"rule", "shares", "signal"} or isinstance(given, dict | list | BaseModel)
+    return (*before, *place), sentence if explained else f"{sentence}; it is {given!r}"
 
 
 def _fields(model: type[BaseModel], place: Place) -> list[str]:

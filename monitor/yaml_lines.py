@@ -57,20 +57,18 @@ def _failed(line: int, sentence: str) -> Lines:
 
 
 def _parse(text: str) -> Lines:
-    loader = yaml.SafeLoader(text)
     try:
         deepest = _too_deep(text)
         if deepest:
             return _failed(deepest, f"is nested more than {MAX_DEPTH} deep.")
-        root = loader.get_single_node()
-        return _Reading(loader).document(root)
+        loader = yaml.SafeLoader(text)
+        return _Reading(loader).document(loader.get_single_node())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         return _failed(mark.line + 1 if mark else 1, f"is not YAML here: {error.problem or error.context}.")
-    except (yaml.YAMLError, ValueError) as error:
-        return _failed(1, f"is not YAML: {error}.")
-    finally:
-        loader.dispose()
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        return _failed(line, f"holds the character {error.character!r}, which YAML does not allow.")
 
 
 def _too_deep(text: str) -> int:
