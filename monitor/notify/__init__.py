@@ -245,12 +245,17 @@ class SlackConfig(NotifierConfig):
     SECRETS = ("bot_token", "app_token")
 
     kind: Literal["slack"]
-    channel: str
+    channel: str = Field(pattern=r"^[CG][A-Z0-9]+$", description="its ID, as at the end of its About page")
     bot_token: SecretStr
     app_token: SecretStr | None = None
     approvers: tuple[str, ...] = ()
     mentions: tuple[str, ...] = ()
     api_url: str = "https://slack.com/api/"
+
+    @property
+    def takes_decisions(self) -> bool:
+        """Whether plans are approved in this channel."""
+        return self.app_token is not None and bool(self.approvers)
 
 
 class AlertmanagerConfig(NotifierConfig):
