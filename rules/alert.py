@@ -13,6 +13,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
+
 from runwatch.checks import Check, Level, Signals, Verdicts
 
 Rows = NDArray[np.intp]

@@ -38,6 +38,7 @@ early_divergence`, then approve; or reject with a reason when the cause is known
 import math
 
 from pydantic import Field, model_validator
+
 from runwatch.rules import instability
 from runwatch.rules.node import Condition, Node, Proposal, Refusal
 from runwatch.rules.plan import Action, PlanRules, Preconditions, SetDataMixture, SetTokenBudget

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from runwatch.checks import Phase, Signals
 from runwatch.rules import plan
 from runwatch.rules.plan import Receipt

@@ -33,6 +33,7 @@ the logit z-loss weight.
 
 import numpy as np
 from pydantic import Field
+
 from runwatch.rules.alert import Alert
 from runwatch.rules.execution import SPENT, Execution
 from runwatch.rules.node import Condition, Node, Proposal, Refusal

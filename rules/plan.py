@@ -166,8 +166,10 @@ class Directive(Record):
         return document
 
 
-class PlanState(Record):
-    """The plan in force, as receipts show it before and after."""
+class PlanState(BaseModel):
+    """The plan in force, as receipts show it before and after. A trainer may say more than we know."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     token_budget: int
     decay_start_tokens: int
@@ -182,7 +184,7 @@ class PlanState(Record):
 
 
 class Receipt(BaseModel):
-    """`control/receipts/<id>.json`. A trainer may say more than we know."""
+    """`control/receipts/<id>.json`; keys that we do not know are left out."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -29,6 +29,7 @@ learn from fewer tokens; throughput may fall too. Diagnosis: was a change made s
 """
 
 from pydantic import Field
+
 from runwatch.rules.execution import Execution
 from runwatch.rules.node import Condition, Node, Proposal, Refusal
 from runwatch.rules.plan import (

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+
 from runwatch.rules.execution import Forecast, Prediction
 from runwatch.rules.plan import SetLrDecay, SetTokenBudget
 from runwatch.rules.world import PlannedRun, World

@@ -32,6 +32,7 @@ cure the machine; if that takes longer than the deadline allows, approve the sho
 from dataclasses import dataclass
 
 from pydantic import Field
+
 from runwatch.rules.node import Condition, Node, Proposal, Refusal
 from runwatch.rules.plan import PlanRules, Preconditions
 from runwatch.rules.schedule import fit_sentences, fitted, forecast, next_step, whole_checkpoints

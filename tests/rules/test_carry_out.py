@@ -7,6 +7,8 @@ import pytest
 import worlds
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import after_actions, applied, diverged, later, resolved, settings, telemetry, world
+
 from runwatch.checks import Phase
 from runwatch.rules import (
     Decision,
@@ -20,7 +22,6 @@ from runwatch.rules import (
 )
 from runwatch.rules.carry_out import GRACE_SECONDS
 from runwatch.rules.execution import OPEN
-from worlds import after_actions, applied, diverged, later, resolved, settings, telemetry, world
 
 NODES = all_nodes()
 S = ExecutionState
@@ -124,6 +125,7 @@ def test_the_rest_of_the_story_follows_from_every_stored_prefix(prefix: int) -> 
     assert reread.state is S.VERIFIED
 
 
+# ruff: noqa: ARG005 - every row of the table takes the world and the execution
 Change = Callable[[World, Execution], tuple[World, Receipt | None, Decision | None]]
 
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import worlds
+from worlds import PLANNED, after_actions, telemetry, world
+
 from runwatch.checks import Column, Phase
 from runwatch.rules import Checkpoint, Receipt, World
 from runwatch.rules.effect import missing_effects
@@ -24,7 +26,6 @@ from runwatch.rules.plan import (
     SetZLossWeight,
     Stop,
 )
-from worlds import PLANNED, after_actions, telemetry, world
 
 PLAN = PLANNED.plan_state()
 RECEIPT_STEP = 600

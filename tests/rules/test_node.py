@@ -6,9 +6,10 @@ import pytest
 import worlds
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import alert, alerts, diverged, settings, world
+
 from runwatch.checks import Level
 from runwatch.rules import ExecutionState, NodeState, NodeVerdict, PlanRules, World, all_nodes, decide, evaluate
-from worlds import alert, alerts, diverged, settings, world
 
 NODES = all_nodes()
 FIRING, BLOCKED, ARMED, QUIET, OUTSIDE = (
@@ -167,7 +168,7 @@ def test_every_node_explains_itself_under_the_fixed_headings() -> None:
         places = [node.docs.index(heading) for heading in [*headings, "What to do:"]]
         assert places == sorted(places), node.name
         for field in set(node.settings.model_fields) - set(PlanRules.model_fields):
-            assert f"`{field}`" in node.docs or field in {"min_context_length"}, f"{node.name}.{field} has no source"
+            assert f"`{field}`" in node.docs or field == "min_context_length", f"{node.name}.{field} has no source"
 
 
 worlds_of_trouble = st.builds(

@@ -7,6 +7,8 @@ import pytest
 import worlds
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import BUDGET, PLANNED, START, alert, alerts, applied, diverged, later, settings, telemetry, world
+
 from runwatch.rules import (
     Checkpoint,
     Execution,
@@ -32,7 +34,6 @@ from runwatch.rules.plan import (
     SetLrDecay,
     SetTokenBudget,
 )
-from worlds import BUDGET, PLANNED, START, alert, alerts, applied, diverged, later, settings, telemetry, world
 
 NODES = all_nodes()
 DAY = 86_400.0

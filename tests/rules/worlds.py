@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+
 from runwatch.checks import Column, Level, Phase, Signals
 from runwatch.rules import (
     Alert,
@@ -49,15 +50,26 @@ PLANNED = PlannedRun(
 )
 
 
+FIELDS = {
+    "set_token_budget": {"token_budget": "tokens"},
+    "set_lr_decay": {"decay_start_tokens": "start_tokens", "final_fraction": "final_fraction"},
+    "set_data_mixture": {"mixture": "shares"},
+    "set_capacity_factor": {"capacity_factor": "factor"},
+    "set_balance_rate": {"balance_rate": "rate"},
+    "set_context_length": {"context_length": "tokens"},
+    "set_z_loss_weight": {"z_loss_weight": "weight"},
+}
+"""What of the plan in force each action sets, by the action's own field."""
+
+
 def settings(**changed: Mapping[str, Any]) -> dict[str, PlanRules]:
     """The settings of every node, some changed."""
     return {name: node.settings(**changed.get(name, {})) for name, node in all_nodes().items()}
 
 
-def telemetry(
-    step: int, plan: PlanState = PLANNED.plan_state(), attempt: int = 0, position: int | None = None
-) -> Signals:
-    """The last 200 train rows up to `step` under `plan`."""
+def telemetry(step: int, plan: PlanState | None = None, attempt: int = 0, position: int | None = None) -> Signals:
+    """The last 200 train rows up to `step` under `plan` (the declared one by default)."""
+    plan = plan or PLANNED.plan_state()
     steps = np.arange(max(1, step - 199), step + 1)
     tokens = steps * float(STEP)
     through = np.clip((tokens - plan.decay_start_tokens) / (plan.token_budget - plan.decay_start_tokens), 0, 1)
@@ -175,23 +187,11 @@ def after_actions(plan: PlanState, actions: tuple[Action, ...]) -> PlanState:
     """The plan in force after the actions that change it."""
     update: dict[str, Any] = {}
     for action in actions:
-        match action.action:
-            case "set_token_budget":
-                update["token_budget"] = action.tokens
-            case "set_lr_decay":
-                update |= {"decay_start_tokens": action.start_tokens, "final_fraction": action.final_fraction}
-            case "set_data_mixture":
-                update["mixture"] = action.shares
-            case "scale_lr":
-                update["lr_scale"] = plan.lr_scale * action.factor
-            case "set_capacity_factor":
-                update["capacity_factor"] = action.factor
-            case "set_balance_rate":
-                update["balance_rate"] = action.rate
-            case "set_context_length":
-                update["context_length"] = action.tokens
-            case "pause":
-                update["paused"] = True
-            case _:
-                pass
+        if action.action == "scale_lr":
+            update["lr_scale"] = plan.lr_scale * action.factor
+        elif action.action in FIELDS:
+            given = action.model_dump()
+            update |= {key: given[name] for key, name in FIELDS[action.action].items()}
+        elif action.action == "pause":
+            update["paused"] = True
     return plan.model_copy(update=update)
