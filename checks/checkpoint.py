@@ -1,9 +1,10 @@
 """The newest complete checkpoint is too old.
 
 What it does: holds the age of the newest checkpoint, in steps and in seconds, against the interval at which they are
-meant to come: `interval_steps` from the card, or the run's own cadence once three were seen. `checkpoint/step` is
-written only once a checkpoint is complete on disk and finite, so a failed one does not count. It also looks at each
-new one: it must not be older than the one before, nor ahead of the run.
+meant to come: `interval_steps` from the card, or the run's own cadence once three were seen. Seconds count training
+and the silence since the last record, not pauses. `checkpoint/step` is written only once a checkpoint is complete on
+disk and finite, so a failed one does not count. It also looks at each new one: it must not be older than the one
+before, nor ahead of the run.
 
 Why it matters: the age of the newest checkpoint is what the next fault costs. An attempt of Marin's hero run that
 died 54 minutes after its restore, just before its first hourly save, lost all of its 178 steps (marin#8506).
@@ -17,9 +18,9 @@ Defaults: `interval_steps` none (from the card); the cadence is the median of th
 three cycles without a new checkpoint); `grace_seconds` 900 (s; the age in seconds is never judged below it: less than
 a quarter of an hour is not worth a page, and evaluations and compilations stretch short intervals).
 
-Does not see: whether a checkpoint can be restored; a cadence that slows down by degrees without a card; in seconds,
-anything between a restart and the next checkpoint; that no checkpoint was ever written, where the card declares no
-interval, or where the interval is longer than 64 records and the run has no evaluations either.
+Does not see: whether a checkpoint can be restored; a cadence that slows down by degrees without a card; that no
+checkpoint was ever written, where the card declares no interval, or where the interval is longer than 64 records and
+the run has no evaluations either.
 
 What to do: meaning: saving has failed or stalled. Impact: a fault now loses all steps since. Diagnosis: disk space
 and quota, the trainer's log around the last save, non-finite parameters (`finite`). Mitigation: free the disk, then
@@ -31,12 +32,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.progress import step_seconds
 from runwatch.checks.signals import Phase, Signals
 from runwatch.checks.windows import Floats, lagged, rolling_max, rolling_median
 
 Rows = NDArray[np.intp]
 NAME, EVALUATIONS = "checkpoint/step", "eval/loss"
 CADENCE = 5
+PRESENT = 32
 REACH = 128
 """Rows and evaluations that are searched for the beginning of a run without checkpoints."""
 
@@ -64,7 +67,7 @@ def evaluate(signals: Signals, settings: CheckpointSettings) -> Verdicts:
     last = np.searchsorted(rows, np.arange(len(signals)), side="right") - 1
     parts = [
         _age_in_steps(signals, saved, last, settings),
-        _age_in_seconds(signals, rows, last, settings),
+        _age_in_seconds(signals, rows, saved, last, settings),
         _order(signals, rows, saved),
     ]
     first = int(rows[0])
@@ -81,14 +84,29 @@ def _age_in_steps(signals: Signals, saved: Floats, last: Rows, settings: Checkpo
     return _judged(signals.step - saved[newest], interval[newest], 0.0, 0, settings)
 
 
-def _age_in_seconds(signals: Signals, rows: Rows, last: Rows, settings: CheckpointSettings) -> Verdicts:
-    """Age on the clock; UNKNOWN in an attempt without a checkpoint of its own, while paused, and at the end."""
+def _age_in_seconds(signals: Signals, rows: Rows, saved: Floats, last: Rows, settings: CheckpointSettings) -> Verdicts:
+    """Age on the clock, less pauses and evaluations: the steps since, at their present length, and the silence now."""
     newest = np.maximum(last, 0)
-    age = signals.time - signals.time[rows][newest]
+    clock = signals.time - signals.time[rows][newest]
+    trained = (signals.step - saved[newest]) * _seconds_per_step(signals) + _silence(signals)
     idle = (signals.phase == Phase.PAUSED) | (signals.phase == Phase.FINISHED)
-    other = signals.attempt != signals.attempt[rows][newest]
-    age = np.where(idle | other, np.nan, age)
+    age = np.where(idle, np.nan, np.minimum(clock, trained))
     return _judged(age, _cadence(signals.time[rows])[newest], settings.grace_seconds, 1, settings)
+
+
+def _seconds_per_step(signals: Signals) -> Floats:
+    """Median over the last rows, from train record to train record."""
+    rows = np.flatnonzero(~signals.tick)
+    steps = np.full(len(signals), np.nan)
+    steps[rows] = np.diff(signals.step[rows].astype(np.float64), prepend=np.nan)
+    return rolling_median(step_seconds(signals) / np.where(steps > 0, steps, np.nan), PRESENT, 1)
+
+
+def _silence(signals: Signals) -> Floats:
+    """Seconds since the last record that is no tick, at most `REACH` rows ago."""
+    at = np.arange(len(signals))
+    heard = np.maximum.accumulate(np.where(signals.tick, 0, at))
+    return signals.time - signals.time[np.maximum(heard, at - REACH)]
 
 
 def _cadence(marks: Floats) -> Floats:
@@ -110,7 +128,7 @@ def _order(signals: Signals, rows: Rows, saved: Floats) -> Verdicts:
     before = lagged(rolling_max(saved, CADENCE), 1)
     back = saved < before
     ahead = saved > signals.step[rows]
-    level = np.where(back | ahead, Level.CRITICAL, Level.OK).astype(np.int8)
+    level = np.where(back | ahead, Level.CRITICAL, Level.UNKNOWN).astype(np.int8)
     limit = np.where(back, before, signals.step[rows])
     return Verdicts.held(Verdicts(level, saved, limit, np.where(back, 3, 4).astype(np.int8)), rows, len(signals))
 

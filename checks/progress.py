@@ -101,7 +101,7 @@ def _last_progress(signals: Signals) -> NDArray[np.intp]:
 
 
 def _budget(signals: Signals, settings: ProgressSettings) -> Floats:
-    longest = rolling_median(rolling_max(_step_seconds(signals), BLOCK), BLOCKS, 1)
+    longest = rolling_median(rolling_max(step_seconds(signals), BLOCK), BLOCKS, 1)
     patience = np.where(_announced(signals), 1.0, settings.unannounced_factor)
     train = patience * np.maximum(settings.slow_factor * longest, settings.train_seconds)
     by_phase = np.full(len(Phase), np.inf)
@@ -119,7 +119,7 @@ def _announced(signals: Signals) -> Flags:
     return rolling_max(told.astype(np.float64), REACH) > 0
 
 
-def _step_seconds(signals: Signals) -> Floats:
+def step_seconds(signals: Signals) -> Floats:
     """Seconds from one train record to the next with no other record between them; NaN elsewhere."""
     real = np.flatnonzero(~signals.tick)
     seconds = np.diff(signals.time[real], prepend=np.nan)
