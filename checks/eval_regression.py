@@ -10,8 +10,9 @@ lost. Marin's alert of the same name went blind when its signal was renamed (mar
 
 Warns and turns critical when: warns at an evaluation more than `min_rise_nats` (and 6 sigmas of the changes between
 evaluations, at most three times as much) above the median of the three before it, at the third in a row above the best
-of eight by a fifth of that, and when two in a row are above the projection by `min_rise_nats`. Critical at five times
-`min_rise_nats` above the median, or two in a row so far above the projection. Unknown until the fourth evaluation.
+of eight by a fifth of that, and when two in a row are above the projection by `min_rise_nats`. Critical when two in a
+row (one may lie in a spike that heals) are ten times `min_rise_nats` above the best of eight, or five times above the
+projection. Unknown until the fourth evaluation.
 
 Defaults: `min_rise_nats` 0.05 (nats): evaluations of OLMo 2 7B (186 of them) and of three GPT-2 runs never rise by more
 than 0.012. `projection`: none, or (tokens, loss) points from the card, straight in log loss over log tokens.
@@ -82,9 +83,9 @@ def _against_trend(loss: Floats, settings: EvalRegressionSettings) -> Verdicts:
     rise = loss - usual
     above_best = loss - lagged(rolling_min(loss, BEST, BEFORE), 1)
     third = lasting(above_best > limit / 5, 3)
-    severe = (rise > 5 * settings.min_rise_nats) & (rise > limit)
-    level = np.select([severe, (rise > limit) | third], [Level.CRITICAL, Level.WARN], Level.OK)
-    slow = third & (rise <= limit)
+    again = lasting(above_best > 10 * settings.min_rise_nats, 2)
+    level = np.select([again, (rise > limit) | third], [Level.CRITICAL, Level.WARN], Level.OK)
+    slow = (third | again) & (rise <= limit)
     value, shown = np.where(slow, above_best, rise), np.where(slow, limit / 5, limit)
     return _verdicts(np.where(np.isnan(rise), np.nan, value), level, shown, np.where(slow, 1, 0))
 

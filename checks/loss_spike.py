@@ -85,7 +85,8 @@ def evaluate(signals: Signals, settings: LossSpikeSettings) -> Verdicts:
     single_limit = np.maximum(settings.z_limit * noise.tail, 2.0 * odd_batches(z))
     single = matters & (z > single_limit)
     pair, still = lasting_jumps(z, noise, settings.z_limit)
-    shift_limit = settings.z_limit * SHIFT * np.sqrt(np.sqrt(noise.tail))
+    correlated = 1.0 + np.maximum(noise.correlation - 0.5, 0.0)
+    shift_limit = settings.z_limit * SHIFT * np.sqrt(np.sqrt(noise.tail)) * correlated
     shifted = matters & (z > shift_limit) & (rolling_count(z > shift_limit, SHIFT_WINDOW) >= SHIFT_RECORDS)
     # Which sentence holds, in the order of its urgency.
     reason = np.select([matters & still, single, matters & pair, shifted], [1, 0, 2, 3], 0).astype(np.int8)
@@ -138,14 +139,15 @@ def odd_batches(z: Floats) -> Floats:
 def lasting_jumps(z: Floats, noise: Noise, z_limit: float) -> tuple[Flags, Flags]:
     """Whether two records in a row are up, and whether the third one still is (or two in a second spike within 16).
 
-    What correlated noise keeps of an outlier (`correlation` of it a record) does not count as lasting.
+    What correlated noise keeps of an outlier (`correlation` of it a record) does not count as lasting, nor does what is
+    left when three quarters are gone.
     """
     limit = z_limit * np.sqrt(noise.tail)
     fresh = z - np.maximum(noise.correlation, 0.3) * lagged(z, 1)
     pair = lasting(z > limit * 0.93, 2) & (fresh > limit / 2)
     ends = np.minimum(z, lagged(z, 2)) > limit * 5 / 6
     third = (lasting(z > limit * 2 / 3, 3) | ends) & (rolling_max(z, 3) > limit * 1.05)
-    third &= (fresh > limit / 4) | lasting(z > limit * 2.5, 3)
+    third &= ((fresh > limit / 4) & (z > rolling_max(z, 3) / 4)) | lasting(z > limit * 1.5, 3)
     over = z > limit
     lately = rolling_count(over, 3)
     again = over & (lately >= 2) & (rolling_count(over, 16) > lately)
