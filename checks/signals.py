@@ -271,6 +271,7 @@ VOCABULARY: Mapping[str, Signal] = _table(
         "optim/skipped_step",
         "1",
         "1 when the optimizer left this step out",
+        {"optim/step skipped": 1, "number of skipped iterations": 1, "skipped_steps": 1},
     ),
     Signal(
         "optim/learning_rate",

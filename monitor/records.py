@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 from numpy.typing import NDArray
+
 from runwatch.checks.signals import FAMILIES, VOCABULARY, Column, Phase, Signals
 
 LINE_LIMIT = 1 << 20
