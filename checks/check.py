@@ -93,15 +93,17 @@ class Verdicts:
     @staticmethod
     def worst(parts: Sequence["Verdicts"]) -> "Verdicts":
         """Row by row the part with the highest level; the first of equals."""
-        levels = np.stack([part.level for part in parts])
-        winner = np.argmax(levels, axis=0)
-        rows = np.arange(levels.shape[1])
-        return Verdicts(
-            levels[winner, rows],
-            np.stack([part.value for part in parts])[winner, rows],
-            np.stack([part.limit for part in parts])[winner, rows],
-            np.stack([part.reason for part in parts])[winner, rows],
-        )
+        chosen = parts[0]
+        for part in parts[1:]:
+            worse = part.level > chosen.level
+            if worse.any():
+                chosen = Verdicts(
+                    np.where(worse, part.level, chosen.level),
+                    np.where(worse, part.value, chosen.value),
+                    np.where(worse, part.limit, chosen.limit),
+                    np.where(worse, part.reason, chosen.reason),
+                )
+        return chosen
 
     @staticmethod
     def held(observed: "Verdicts", rows: NDArray[np.intp], length: int) -> "Verdicts":
@@ -112,7 +114,11 @@ class Verdicts:
         """
         if not len(rows):
             return Verdicts.unknown(length)
-        last = np.searchsorted(rows, np.arange(length), side="right") - 1
+        if len(rows) == length:
+            return observed
+        last = np.zeros(length, np.intp)
+        last[rows] = 1
+        last = np.cumsum(last) - 1
         spread = observed.take(np.maximum(last, 0))
         early = last < 0
         return Verdicts(

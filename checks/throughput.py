@@ -41,7 +41,16 @@ from pydantic import Field
 
 from runwatch.checks.check import Check, Level, Settings, Verdicts
 from runwatch.checks.signals import Signals
-from runwatch.checks.windows import Flags, Floats, lagged, rolling_count, rolling_max, rolling_median, usable
+from runwatch.checks.windows import (
+    Flags,
+    Floats,
+    lagged,
+    rolling_count,
+    rolling_max,
+    rolling_median,
+    rolling_sum,
+    usable,
+)
 
 Rows = NDArray[np.intp]
 TOKENS, MFU, STEP_TIME = "throughput/tokens_per_second", "throughput/mfu", "throughput/step_time"
@@ -96,7 +105,7 @@ def _speed(signals: Signals, warm: Flags, name: str, floor: float | None, settin
 
 def _step_time(signals: Signals, warm: Flags, settings: ThroughputSettings) -> list[Verdicts]:
     rows, seconds = signals.observed(STEP_TIME), usable(signals.values(STEP_TIME))
-    speed = _work(signals, rows) / np.where(seconds > 0, seconds, np.nan)
+    speed = _work(signals, rows) / np.where(seconds > 1e-9, seconds, np.nan)
     kept = np.isfinite(speed) & warm[rows]
     return [
         _against_limits(signals, rows[kept], speed[kept], None, settings),
@@ -123,7 +132,7 @@ def _against_limits(
     now = np.fmin(median, np.where(np.isnan(best), np.inf, pair))
     warn, critical = best * (1 - settings.warn_drop), best * (1 - settings.critical_drop)
     level = np.where(now <= critical, Level.CRITICAL, np.where(now <= warn, Level.WARN, Level.OK))
-    typical = rolling_median(speed, STRETCH, STRETCH)
+    typical = _typical(median)
     declining = (level == Level.OK) & _declines(typical)
     level = np.where(declining, Level.WARN, level)
     limit = np.where(level == Level.CRITICAL, critical, np.where(declining, lagged(typical, STRETCH), warn))
@@ -138,6 +147,13 @@ def _against_limits(
     level = np.where(np.isnan(median), Level.UNKNOWN, level)
     observed = Verdicts(level.astype(np.int8), np.where(np.isfinite(now), now, median), limit, reason.astype(np.int8))
     return Verdicts.held(observed, rows, len(signals))
+
+
+def _typical(median: Floats) -> Floats:
+    """Geometric mean of the medians of a stretch."""
+    logs = np.log(np.maximum(median, 1e-30))
+    mean = np.exp(rolling_sum(logs, STRETCH) / STRETCH)
+    return np.where(np.isnan(lagged(median, STRETCH - 1)), np.nan, mean)
 
 
 def _declines(typical: Floats) -> Flags:
@@ -163,7 +179,9 @@ CHECK = Check(
     settings=ThroughputSettings,
     required=(TOKENS, MFU, STEP_TIME),
     optional=(),
-    lookback=lambda settings: BEST + settings.window_records + settings.warm_up_steps + 2,
+    lookback=lambda settings: (
+        max(BEST, (STRETCHES + 1) * STRETCH) + settings.window_records + settings.warm_up_steps + 2
+    ),
     messages=(
         "The speed is {value:.4g}; the declared floor is {limit:.4g}.",
         "The speed is {value:.4g}; the run's own best of late allows {limit:.4g}.",
