@@ -145,7 +145,7 @@ def lasting_jumps(z: Floats, noise: Noise, z_limit: float) -> tuple[Flags, Flags
     limit = z_limit * np.sqrt(noise.tail)
     fresh = z - np.maximum(noise.correlation, 0.3) * lagged(z, 1)
     pair = lasting(z > limit * 0.93, 2) & (fresh > limit / 2)
-    ends = np.minimum(z, lagged(z, 2)) > limit * 5 / 6
+    ends = (lagged(z, 2) > limit * 1.4) & (z > limit * 5 / 6)
     third = (lasting(z > limit * 2 / 3, 3) | ends) & (rolling_max(z, 3) > limit * 1.05)
     third &= ((fresh > limit / 4) & (z > rolling_max(z, 3) / 4)) | lasting(z > limit * 1.5, 3)
     over = z > limit
