@@ -87,13 +87,20 @@ def backtest(
     verdicts: dict[str, Verdicts] = {}
     for name, check in all_checks().items():
         progress(name)
-        verdicts[name] = judge(check, loaded.signals, given.get(name) or check.settings(), changes)
+        chosen = given.get(name) or check.settings()
+        verdicts[name] = Verdicts.concatenate([judge(check, run, chosen, changes) for run in _runs(loaded)])
     found = [
         incident
         for name, check in all_checks().items()
         for incident in incidents_of(check, verdicts[name], loaded.signals)
     ]
     return Result(loaded, verdicts, tuple(sorted(found, key=lambda incident: (incident.first, incident.check))))
+
+
+def _runs(loaded: Loaded) -> list[Signals]:
+    """The rows of each run in the source."""
+    ends = [*loaded.starts, len(loaded.signals)]
+    return [loaded.signals.take(slice(start, end)) for start, end in zip([0, *loaded.starts], ends, strict=True)]
 
 
 def incidents_of(check: Check, verdicts: Verdicts, signals: Signals) -> tuple[Incident, ...]:

@@ -33,7 +33,8 @@ HEADS: Mapping[str, tuple[str, ...]] = {
         "total_tokens", "tokens_seen",
     ),
     "time": ("time", "_timestamp", "timestamp", "wall_time", "wall_time_s", "Wall time", "_runtime", "elapsed_s"),
-    "attempt": ("attempt", "run"),
+    "attempt": ("attempt",),
+    "run": ("run",),
     "phase": ("phase",),
 }  # fmt: skip
 """What other logs call the head of a record, the best name first."""
@@ -58,6 +59,8 @@ class Loaded:
     signals: Signals
     attempts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    starts: tuple[int, ...] = ()
+    """Rows at which another run begins, in a file that holds several (a column `run`)."""
 
     @property
     def records(self) -> int:
@@ -125,6 +128,8 @@ class _Translator:
     def __init__(self, naming: Naming) -> None:
         self.naming = naming
         self.foreign_phases: dict[str, int] = {}
+        self.run = ""
+        self.unix_clock = False
         self._step_rank = len(HEADS["step"])
         self._step = -1
         self._attempt = 1
@@ -135,6 +140,7 @@ class _Translator:
 
     def translate(self, record: dict[str, Any]) -> dict[str, Any]:
         """One record; a step that cannot be used is left to `Rows` to refuse."""
+        self._begin_run(str(self._first(record, "run") or self.run))
         trains, evaluates = self._shape(record)
         head: dict[str, Any] = {"phase": self._phase(record, trains, evaluates)}
         head["step"], head["attempt"] = self._place(record, head["phase"] == "train")
@@ -145,6 +151,11 @@ class _Translator:
         for name in CUMULATIVE & record.keys():
             record = self._difference(record, name)
         return record | head
+
+    def _begin_run(self, run: str) -> None:
+        if run != self.run:
+            self._attempt += bool(self.run)
+            self._step, self._counted, self.run = -1, {}, run
 
     def _shape(self, record: Mapping[str, Any]) -> tuple[bool, bool]:
         """Whether records with these keys carry signals of a train step, and of an evaluation."""
@@ -189,6 +200,7 @@ class _Translator:
                 value = datetime.fromisoformat(value).timestamp()
             except ValueError:
                 return value
+        self.unix_clock = isinstance(value, int | float) and value >= UNIX_EPOCH_BEGINS
         if not isinstance(value, int | float) or not -1 < value < UNIX_EPOCH_BEGINS:
             return value
         if value + self._base < self._clock:
@@ -214,19 +226,27 @@ class Source:
         self.path = path
         self.naming = naming or Naming()
         self.reader = open_reader(path)
+        self.starts: list[int] = []
         self._translator = _Translator(self.naming)
         self._rows = Rows(resolver=self.naming.resolve, file=str(path))
 
-    def read(self, *, end: bool = True, progress: Callable[[int], None] = lambda _: None) -> Signals:
-        """The new rows. `end`: nothing more will come, so a last line without its end counts."""
+    def read(
+        self, *, end: bool = True, now: float = float("-inf"), progress: Callable[[int], None] = lambda _: None
+    ) -> Signals:
+        """The new rows, with the tick rows due by `now`. `end`: a last line without its end counts, no more will come."""
         if isinstance(self.reader, RunReader):
-            signals = self.reader.read(float("-inf"))
+            signals = self.reader.read(now)
             self.reader.accept()
             return signals
         for count, (number, record) in enumerate(self.reader.read(end=end), start=1):
-            self._rows.append(self._translator.translate(record), number)
+            run, translated = self._translator.run, self._translator.translate(record)
+            if run and run != self._translator.run:
+                self.starts.append(len(self._rows))
+            self._rows.append(translated, number)
             if count % 1000 == 0:
                 progress(count)
+        if self._translator.unix_clock:
+            self._rows.pass_time(now)
         return self._rows.drain()
 
     @property
@@ -269,7 +289,8 @@ def load(path: Path, naming: Naming | None = None, progress: Callable[[int], Non
         return Loaded(str(path), signals, source.attempts, source.warnings())
     signals, refused = refuse_wrong_units(_as_training(signals), str(path))
     empty = () if len(signals) else (f"{path}: no records. Name the step's column with --map step=NAME.",)
-    return Loaded(str(path), signals, source.attempts, source.warnings() + refused + empty)
+    warnings = source.warnings() + refused + empty
+    return Loaded(str(path), signals, source.attempts, warnings, tuple(source.starts))
 
 
 def _as_training(signals: Signals) -> Signals:
