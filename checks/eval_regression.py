@@ -1,18 +1,18 @@
 """A held-out loss is worse than the evaluations before it, or than it was projected to be.
 
-What it does: compares `eval/loss` (required) with the median of the three evaluations before it, with the best of the
-eight before it, and with `projection` where the card has one. It judges at the evaluation itself; between evaluations
-the last verdict holds.
+What it does: compares `eval/loss` (required) with the median of the three evaluations before it, with that of eight
+earlier ones, and with `projection` where the card has one. It judges at the evaluation itself; between evaluations the
+last verdict holds.
 
 Why it matters: the held-out loss is what the run is for. In recording `llama31-8b-two-spikes` the evaluation of step
 2112 stood at 4.665 after 3.540, in the middle of a spike from which the model then recovered; a run that does not is
 lost. Marin's alert of the same name went blind when its signal was renamed (marin-community/marin issue 8862).
 
 Warns and turns critical when: warns at an evaluation more than `min_rise_nats` (and 6 sigmas of the changes between
-evaluations, at most three times as much) above the median of the three before it, at the third in a row above the best
-of eight by a fifth of that, and when two in a row are above the projection by `min_rise_nats`. Critical when two in a
-row (one may lie in a spike that heals) are ten times `min_rise_nats` above the best of eight, or five times above the
-projection. Unknown until the fourth evaluation.
+evaluations, at most three times as much) above the median of the three before it, at the third in a row above the
+median of eight earlier ones by a fifth of that and 2 sigmas, and when two in a row are above the projection by
+`min_rise_nats`. Critical when three in a row (one or two may lie in a spike that heals) are ten times `min_rise_nats`
+above the median of eight, or two are five times above the projection. Unknown until the fourth evaluation.
 
 Defaults: `min_rise_nats` 0.05 (nats): evaluations of OLMo 2 7B (186 of them) and of three GPT-2 runs never rise by more
 than 0.012. `projection`: none, or (tokens, loss) points from the card, straight in log loss over log tokens.
@@ -40,12 +40,11 @@ from runwatch.checks.windows import (
     lagged,
     lasting,
     rolling_median,
-    rolling_min,
     usable,
 )
 
 NAME = "eval/loss"
-BEFORE, BEST, SCALE = 3, 8, 16
+BEFORE, LONG, SCALE = 3, 8, 16
 
 
 class EvalRegressionSettings(Settings):
@@ -81,12 +80,13 @@ def _against_trend(loss: Floats, settings: EvalRegressionSettings) -> Verdicts:
     sigma = SIGMAS_PER_MAD * lagged(rolling_median(unusual, SCALE, 2), 1) / np.sqrt(2.0)
     limit = settings.min_rise_nats * np.clip(6.0 * np.nan_to_num(sigma) / settings.min_rise_nats, 1.0, 3.0)
     rise = loss - usual
-    above_best = loss - lagged(rolling_min(loss, BEST, BEFORE), 1)
-    third = lasting(above_best > limit / 5, 3)
-    again = lasting(above_best > 10 * settings.min_rise_nats, 2)
+    above = loss - lagged(rolling_median(loss, LONG, BEFORE), 2)
+    slow_limit = limit / 5 + 2.0 * np.nan_to_num(sigma)
+    third = lasting(above > slow_limit, 3)
+    again = lasting(above > 10 * settings.min_rise_nats, 3)
     level = np.select([again, (rise > limit) | third], [Level.CRITICAL, Level.WARN], Level.OK)
     slow = (third | again) & (rise <= limit)
-    value, shown = np.where(slow, above_best, rise), np.where(slow, limit / 5, limit)
+    value, shown = np.where(slow, above, rise), np.where(slow, slow_limit, limit)
     return _verdicts(np.where(np.isnan(rise), np.nan, value), level, shown, np.where(slow, 1, 0))
 
 
@@ -113,10 +113,10 @@ CHECK = Check(
     settings=EvalRegressionSettings,
     required=(NAME,),
     optional=(),
-    lookback=lambda _: max(2 * SCALE + 2, BEST + BEFORE + 1),
+    lookback=lambda _: max(2 * SCALE + 2, LONG + 5),
     messages=(
         "The held-out loss is {value:.3f} nats above that of the evaluations before it (limit {limit:.3f}).",
-        "The held-out loss is {value:.3f} nats above its best for the third evaluation in a row (limit {limit:.3f}).",
+        "The held-out loss is {value:.3f} nats above the earlier ones for the third evaluation in a row (limit {limit:.3f}).",
         "The held-out loss is {value:.3f} nats above its projection (limit {limit:.3f}).",
     ),
 )

@@ -57,7 +57,7 @@ def evaluate(signals: Signals, settings: LogitGrowthSettings) -> Verdicts:
     z_loss = usable(signals.values(NAME))
     shifted = np.maximum(z_loss, 0.0) + OFFSET
     level = rolling_median(shifted, LEVEL, LEVEL // 2)
-    parts = [_over_ceiling(z_loss, settings), _growth(level, settings), _drift(z_loss, shifted, level)]
+    parts = [_over_ceiling(z_loss, settings), _growth(z_loss, level, settings), _drift(z_loss, shifted, level)]
     return Verdicts.held(Verdicts.worst(parts), signals.observed(NAME), len(signals))
 
 
@@ -68,11 +68,11 @@ def _over_ceiling(z_loss: Floats, settings: LogitGrowthSettings) -> Verdicts:
     return _verdicts(np.where(np.isnan(lagged(z_loss, 9)), np.nan, z_loss), level, settings.ceiling, 0)
 
 
-def _growth(level: Floats, settings: LogitGrowthSettings) -> Verdicts:
+def _growth(z_loss: Floats, level: Floats, settings: LogitGrowthSettings) -> Verdicts:
     growth = level / lagged(rolling_min(level, MEMORY), AGE)
     warn = min(settings.growth, settings.critical_growth)
     found = np.select([growth > settings.critical_growth, growth > warn], [Level.CRITICAL, Level.WARN], Level.OK)
-    return _verdicts(growth, found, warn, 1)
+    return _verdicts(np.where(np.isnan(z_loss), np.nan, growth), found, warn, 1)
 
 
 def _drift(z_loss: Floats, shifted: Floats, level: Floats) -> Verdicts:
