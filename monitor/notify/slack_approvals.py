@@ -20,6 +20,8 @@ from runwatch.monitor.notify.slack_blocks import confirmation, escape, section
 LOG = logging.getLogger(__name__)
 CONFIRM_WITHIN_SECONDS = 120.0
 RECONNECT_SECONDS = (1.0, 60.0)
+PING_SECONDS = 2.0
+"""The client gives a cut connection up after five failed pings, so a cut costs ten seconds."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Approvals:
         self._asked: dict[tuple[str, str], float] = {}
         self._closing = threading.Event()
         token = "" if config.app_token is None else config.app_token.get_secret_value()
-        self._socket = SocketModeClient(app_token=token, web_client=web, concurrency=1)
+        self._socket = SocketModeClient(app_token=token, web_client=web, concurrency=1, ping_interval=PING_SECONDS)
         self._socket.socket_mode_request_listeners.append(self._on_request)
         self._connecting = threading.Thread(target=self._connect, name="slack-approvals", daemon=True)
         self._connecting.start()
