@@ -67,13 +67,13 @@ class ExpertBalanceSettings(Settings):
 
 
 def evaluate(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
-    """The worst of four judgements; UNKNOWN while the run settles and until a window is full (T records)."""
+    """The worst of four judgements; UNKNOWN while the run settles and until half a window is full (T records)."""
     parts = (_violation, _entropy, _dead, _bias)
     return Verdicts.worst([part(signals, settings) for part in parts])
 
 
 def _violation(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
-    rows, values = _finite(signals, VIOLATION)
+    rows, values = signals.observed(VIOLATION), usable(signals.values(VIOLATION))
     now, best = _levels(signals, rows, values, settings)
     warn = np.maximum(settings.violation_limit, 2 * best)
     critical = np.maximum(2 * settings.violation_limit, 4 * best)
@@ -81,7 +81,7 @@ def _violation(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
 
 
 def _entropy(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
-    rows, values = _finite(signals, ENTROPY)
+    rows, values = signals.observed(ENTROPY), usable(signals.values(ENTROPY))
     now, best = _levels(signals, rows, 1 - values, settings)
     floor = np.inf if settings.entropy_floor is None else 1 - settings.entropy_floor
     warn = np.minimum(np.maximum(0.0052, 3 * best), floor)
@@ -91,17 +91,17 @@ def _entropy(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
 
 
 def _dead(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
-    rows, values = _finite(signals, DEAD)
-    lasting = rolling_min(values, settings.window_records, settings.window_records)
+    rows, values = signals.observed(DEAD), usable(signals.values(DEAD))
+    lasting = rolling_min(values, settings.window_records, (settings.window_records + 1) // 2)
     settled = np.where(signals.step[rows] < settings.settle_steps, np.nan, lasting)
     best = np.nan_to_num(_best(settled, settings))
     return _verdicts(signals, rows, lasting, best, best + settings.dead_critical - 0.5, reason=2, settings=settings)
 
 
 def _bias(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
-    rows, values = _finite(signals, BIAS)
+    rows, values = signals.observed(BIAS), usable(signals.values(BIAS))
     steps = np.maximum(signals.step[rows], 1).astype(np.float64)
-    now = rolling_median(np.abs(values), settings.window_records, settings.window_records)
+    now = rolling_median(np.abs(values), settings.window_records, (settings.window_records + 1) // 2)
     settled = np.where(steps < settings.settle_steps, np.nan, now)
     straight = 1.25 * _best(settled / steps, settings) * steps
     growth = np.maximum(GROWTH_FLOOR, np.nan_to_num(np.maximum(2 * _best(settled, settings), straight), nan=np.inf))
@@ -112,15 +112,9 @@ def _bias(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
     return Verdicts.worst([absolute, _verdicts(signals, rows, now, growth, 2 * growth, reason=4, settings=settings)])
 
 
-def _finite(signals: Signals, name: str) -> tuple[Rows, Floats]:
-    values = usable(signals.values(name))
-    finite = np.isfinite(values)
-    return signals.observed(name)[finite], values[finite]
-
-
 def _levels(signals: Signals, rows: Rows, values: Floats, settings: ExpertBalanceSettings) -> tuple[Floats, Floats]:
     """The median of each window, and the lowest such median of the settled past (0 where there is none)."""
-    now = rolling_median(values, settings.window_records, settings.window_records)
+    now = rolling_median(values, settings.window_records, (settings.window_records + 1) // 2)
     settled = np.where(signals.step[rows] < settings.settle_steps, np.nan, now)
     return now, np.nan_to_num(_best(settled, settings), nan=np.inf)
 

@@ -99,18 +99,14 @@ def _warm(signals: Signals, settings: ThroughputSettings) -> Flags:
 
 def _speed(signals: Signals, warm: Flags, name: str, floor: float | None, settings: ThroughputSettings) -> Verdicts:
     rows, values = signals.observed(name), usable(signals.values(name))
-    kept = np.isfinite(values) & warm[rows]
-    return _against_limits(signals, rows[kept], values[kept], floor, settings)
+    return _against_limits(signals, rows, np.where(warm[rows], values, np.nan), floor, settings)
 
 
 def _step_time(signals: Signals, warm: Flags, settings: ThroughputSettings) -> list[Verdicts]:
     rows, seconds = signals.observed(STEP_TIME), usable(signals.values(STEP_TIME))
     speed = _work(signals, rows) / np.where(seconds > 1e-9, seconds, np.nan)
-    kept = np.isfinite(speed) & warm[rows]
-    return [
-        _against_limits(signals, rows[kept], speed[kept], None, settings),
-        _tail(signals, rows[kept], seconds[kept], settings),
-    ]
+    speed = np.where(warm[rows], speed, np.nan)
+    return [_against_limits(signals, rows, speed, None, settings), _tail(signals, rows, speed, settings)]
 
 
 def _work(signals: Signals, rows: Rows) -> Floats:
@@ -152,8 +148,8 @@ def _against_limits(
 def _typical(median: Floats) -> Floats:
     """Geometric mean of the medians of a stretch."""
     logs = np.log(np.maximum(median, 1e-30))
-    mean = np.exp(rolling_sum(logs, STRETCH) / STRETCH)
-    return np.where(np.isnan(lagged(median, STRETCH - 1)), np.nan, mean)
+    count = rolling_count(~np.isnan(median), STRETCH)
+    return np.exp(rolling_sum(logs, STRETCH) / np.where(count >= STRETCH // 2, count, np.nan))
 
 
 def _declines(typical: Floats) -> Flags:
@@ -163,9 +159,9 @@ def _declines(typical: Floats) -> Flags:
     return np.logical_and.reduce(falls)
 
 
-def _tail(signals: Signals, rows: Rows, seconds: Floats, settings: ThroughputSettings) -> Verdicts:
-    typical = rolling_median(seconds, settings.window_records, 10)
-    share = rolling_count(seconds > SLOW * typical, SLOW_WINDOW) / SLOW_WINDOW
+def _tail(signals: Signals, rows: Rows, speed: Floats, settings: ThroughputSettings) -> Verdicts:
+    typical = rolling_median(speed, settings.window_records, 10)
+    share = rolling_count(speed * SLOW < typical, SLOW_WINDOW) / SLOW_WINDOW
     level = np.where(share > settings.slow_share, Level.WARN, Level.OK)
     level = np.where(np.isnan(typical), Level.UNKNOWN, level).astype(np.int8)
     size = len(rows)

@@ -30,7 +30,7 @@ from pydantic import Field
 
 from runwatch.checks.check import Check, Level, Settings, Verdicts
 from runwatch.checks.signals import Signals
-from runwatch.checks.windows import rolling_median
+from runwatch.checks.windows import rolling_median, usable
 
 
 class TokenDropSettings(Settings):
@@ -47,11 +47,9 @@ class TokenDropSettings(Settings):
 
 
 def evaluate(signals: Signals, settings: TokenDropSettings) -> Verdicts:
-    """The median drop rate against its limits; UNKNOWN while the run settles and until a window is full (T records)."""
-    rates = signals.values("moe/drop_rate")
-    finite = np.isfinite(rates)
-    rows = signals.observed("moe/drop_rate")[finite]
-    median = rolling_median(rates[finite], settings.window_records, settings.window_records)
+    """The median drop rate against its limits; UNKNOWN while the run settles and until half a window is full (T records)."""
+    rows, rates = signals.observed("moe/drop_rate"), usable(signals.values("moe/drop_rate"))
+    median = rolling_median(rates, settings.window_records, (settings.window_records + 1) // 2)
     critical = median > settings.critical_rate
     level = np.where(critical, Level.CRITICAL, np.where(median > settings.warn_rate, Level.WARN, Level.OK))
     level = np.where(np.isnan(median) | (signals.step[rows] < settings.settle_steps), Level.UNKNOWN, level)

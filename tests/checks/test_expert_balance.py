@@ -32,7 +32,7 @@ RUN = steady()
 START = steady(600, first=0)
 
 TABLE = [
-    Scenario("a healthy run", healthy(600), [(UNKNOWN, 0, 14), (OK, 15, 599)]),
+    Scenario("a healthy run", healthy(600), [(UNKNOWN, 0, 6), (OK, 7, 599)]),
     Scenario(
         "the busiest expert has three times its share",
         RUN.put(VIOLATION, 100, 599, 2.0),
@@ -49,9 +49,7 @@ TABLE = [
         [(WARN, 108, 306)],
         {"entropy_floor": 0.986},
     ),
-    Scenario(
-        "collapsed from the first step on", RUN.put(ENTROPY, 0, 599, 0.3), [(UNKNOWN, 0, 14), (CRITICAL, 15, 599)]
-    ),
+    Scenario("collapsed from the first step on", RUN.put(ENTROPY, 0, 599, 0.3), [(UNKNOWN, 0, 6), (CRITICAL, 7, 599)]),
     Scenario("an expert dies", RUN.put(DEAD, 100, 299, 1), [(WARN, 115, 299)]),
     Scenario("forty experts die", RUN.put(DEAD, 100, 299, 40), [(CRITICAL, 115, 299)]),
     Scenario("experts go without a token now and then", RUN.put(DEAD, 0, 599, np.arange(600) % 4)),
@@ -82,7 +80,7 @@ TABLE = [
         .put(DEAD, 100, 100, 99),
     ),
     Scenario("none of the signals is there", RUN.only("train/loss"), [(UNKNOWN, 0, 599)]),
-    Scenario("only the bias is there", RUN.only(BIAS), [(UNKNOWN, 0, 14), (OK, 15, 599)]),
+    Scenario("only the bias is there", RUN.only(BIAS), [(UNKNOWN, 0, 6), (OK, 7, 599)]),
     Scenario(
         "the entropy goes missing while critical",
         RUN.put(ENTROPY, 100, 299, 0.3).lose(ENTROPY, 200, 249),
@@ -91,9 +89,9 @@ TABLE = [
     Scenario(
         "NaN blinds nothing",
         RUN.put(VIOLATION, 100, 299, np.where(np.arange(200) % 2, 40.0, np.nan)),
-        [(CRITICAL, 115, 307)],
+        [(CRITICAL, 110, 304)],
     ),
-    Scenario("too little history", steady(15).put(ENTROPY, 0, 14, 0.1), [(UNKNOWN, 0, 14)]),
+    Scenario("too little history", steady(7).put(ENTROPY, 0, 6, 0.1), [(UNKNOWN, 0, 6)]),
     Scenario(
         "the resume is healthy and owes nothing to the superseded tail",
         RUN.put(ENTROPY, 100, 199, 0.3).resume(200, 5090),
@@ -107,7 +105,7 @@ TABLE = [
     Scenario(
         "a declared change is judged afresh",
         RUN.put(BIAS, 100, 599, 9.0),
-        [(UNKNOWN, 100, 114)],
+        [(UNKNOWN, 100, 106)],
         changes=[Change(5100, ("moe",))],
     ),
 ]

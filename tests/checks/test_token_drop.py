@@ -11,7 +11,7 @@ RUN = healthy(300).put(NAME, 0, 299, 0.03)
 START = healthy(600, first=0).put(NAME, 0, 599, 0.02)
 
 TABLE = [
-    Scenario("a healthy run is ok once a window is full", healthy(300), [(UNKNOWN, 0, 8), (OK, 9, 299)]),
+    Scenario("a healthy run is ok once half a window is full", healthy(300), [(UNKNOWN, 0, 3), (OK, 4, 299)]),
     Scenario("it drops 40 % from record 100 on", RUN.put(NAME, 100, 299, 0.4), [(CRITICAL, 104, 299)]),
     Scenario("it drops 10 % for fifty records", RUN.put(NAME, 100, 149, 0.10001), [(WARN, 105, 153)]),
     Scenario(
@@ -45,12 +45,12 @@ TABLE = [
     Scenario(
         "NaN among high rates blinds nothing",
         RUN.put(NAME, 100, 199, np.where(np.arange(100) % 2, 0.4, np.nan)),
-        [(CRITICAL, 109, 204)],
+        [(CRITICAL, 106, 202)],
     ),
     Scenario(
         "only every fifth record carries it", RUN.put(NAME, 100, 199, 0.4).keep_every(NAME, 5), [(CRITICAL, 120, 224)]
     ),
-    Scenario("too little history", healthy(9).put(NAME, 0, 8, 0.5), [(UNKNOWN, 0, 8)]),
+    Scenario("too little history", healthy(4).put(NAME, 0, 3, 0.5), [(UNKNOWN, 0, 3)]),
     Scenario(
         "the resume is healthy and owes nothing to the superseded tail",
         RUN.put(NAME, 100, 149, 0.4).resume(150, 5090),
@@ -64,7 +64,7 @@ TABLE = [
     Scenario(
         "a planned context extension is judged afresh",
         RUN.put(NAME, 100, 299, 0.4),
-        [(UNKNOWN, 100, 108), (CRITICAL, 109, 299)],
+        [(UNKNOWN, 100, 103), (CRITICAL, 104, 299)],
         changes=[Change(5100, (NAME,))],
     ),
     *[
