@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
 from runwatch.checks import Change, Check, Phase, Settings, Signals, Verdicts, judge
 
 log = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ begun it. Effects come after the commit, from rows that are stored here.
 """
 
 import json
+import sqlite3
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,116 +15,27 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sql
-from runwatch.monitor.audit import GENESIS, AuditRow, chained
-from runwatch.rules import Alert, Decision, Execution
 from sqlalchemy import event
 from sqlalchemy.exc import DatabaseError, IntegrityError
 
+from runwatch.monitor.audit import GENESIS, AuditRow, chained
+from runwatch.monitor.incidents import Incident
+from runwatch.monitor.schema import (
+    ALERTS,
+    AUDIT,
+    CURSOR,
+    DECISIONS,
+    DECLARATIONS,
+    EXECUTIONS,
+    INCIDENTS,
+    LEASE,
+    SETTINGS,
+    TABLES,
+)
+from runwatch.rules import Alert, Decision, Execution
+
 BUSY_SECONDS = 10.0
 """How long a writer waits for another (the command line and the daemon share the file)."""
-
-_tables = sql.MetaData()
-
-
-def _run() -> sql.Column[str]:
-    return sql.Column("run", sql.String, primary_key=True)
-
-
-def _body() -> sql.Column[str]:
-    return sql.Column("body", sql.Text, nullable=False)
-
-
-CURSOR = sql.Table("cursor", _tables, _run(), _body())
-ALERTS = sql.Table("alerts", _tables, _run(), sql.Column("check", sql.String, primary_key=True), _body())
-INCIDENTS = sql.Table(
-    "incidents",
-    _tables,
-    _run(),
-    sql.Column("id", sql.String, primary_key=True),
-    sql.Column("state", sql.String, nullable=False),
-    sql.Column("opened", sql.Float, nullable=False),
-    _body(),
-)
-EXECUTIONS = sql.Table(
-    "executions",
-    _tables,
-    _run(),
-    sql.Column("id", sql.String, primary_key=True),
-    sql.Column("ordinal", sql.Integer, nullable=False),
-    sql.Column("state", sql.String, nullable=False),
-    _body(),
-)
-DECISIONS = sql.Table(
-    "decisions",
-    _tables,
-    _run(),
-    sql.Column("execution", sql.String, primary_key=True),
-    sql.Column("approved", sql.Boolean, nullable=False),
-    sql.Column("by", sql.String, nullable=False),
-    sql.Column("reason", sql.String, nullable=False),
-    sql.Column("time", sql.Float, nullable=False),
-)
-DECLARATIONS = sql.Table(
-    "declarations",
-    _tables,
-    sql.Column("id", sql.Integer, primary_key=True),
-    sql.Column("run", sql.String, nullable=False),
-    _body(),
-)
-SETTINGS = sql.Table(
-    "settings",
-    _tables,
-    _run(),
-    sql.Column("name", sql.String, primary_key=True),
-    sql.Column("value", sql.String, nullable=False),
-)
-AUDIT = sql.Table(
-    "audit",
-    _tables,
-    _run(),
-    sql.Column("seq", sql.Integer, primary_key=True),
-    sql.Column("time", sql.Float, nullable=False),
-    sql.Column("kind", sql.String, nullable=False),
-    sql.Column("payload", sql.Text, nullable=False),
-    sql.Column("previous", sql.String, nullable=False),
-    sql.Column("hash", sql.String, nullable=False),
-)
-OUTBOX = sql.Table(
-    "outbox",
-    _tables,
-    sql.Column("id", sql.Integer, primary_key=True),
-    sql.Column("run", sql.String, nullable=False),
-    sql.Column("notifier", sql.String, nullable=False),
-    sql.Column("key", sql.String, nullable=False),
-    sql.Column("kind", sql.String, nullable=False),
-    sql.Column("subject", sql.String, nullable=False),
-    sql.Column("created", sql.Float, nullable=False),
-    sql.Column("deadline", sql.Float, nullable=False),
-    sql.Column("due", sql.Float, nullable=False),
-    sql.Column("attempts", sql.Integer, nullable=False),
-    sql.Column("state", sql.String, nullable=False),  # pending, sent, failed
-    sql.Column("sent", sql.Float),
-    sql.Column("error", sql.String),
-    sql.Column("payload", sql.Text, nullable=False),
-    sql.Column("text", sql.Text, nullable=False),
-    sql.UniqueConstraint("run", "notifier", "key"),
-    sql.Index("outbox_waiting", "run", "notifier", "state", "due"),
-)
-REMEMBERED = sql.Table(
-    "remembered",
-    _tables,
-    _run(),
-    sql.Column("notifier", sql.String, primary_key=True),
-    sql.Column("subject", sql.String, primary_key=True),
-    _body(),
-)
-LEASE = sql.Table(
-    "lease",
-    _tables,
-    _run(),
-    sql.Column("holder", sql.String, nullable=False),
-    sql.Column("expires", sql.Float, nullable=False),
-)
 
 _APPEND_ONLY = (
     "CREATE TRIGGER IF NOT EXISTS audit_never_{verb} BEFORE {verb} ON audit "
@@ -173,16 +85,26 @@ def open_store(url: str, run: str) -> Store:
     """
     engine = _sqlite(url) if url.startswith("sqlite") else sql.create_engine(url, pool_pre_ping=True)
     try:
-        _tables.create_all(engine)
+        TABLES.create_all(engine)
         if engine.dialect.name == "sqlite":
             with engine.begin() as connection:
                 for verb in ("update", "delete"):
                     connection.exec_driver_sql(_APPEND_ONLY.format(verb=verb))
-                connection.exec_driver_sql("PRAGMA quick_check(1)")
+            run = _known_run(engine) or run
     except (DatabaseError, OSError) as error:
         engine.dispose()
         raise StoreError(_remedy(engine, error)) from error
     return Store(engine, run)
+
+
+def _known_run(engine: sql.Engine) -> str | None:
+    """The one run that a run directory's own database is about: a card may be renamed, or be unreadable today."""
+    with engine.begin() as connection:
+        damage = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+        if damage != "ok":
+            raise DatabaseError(None, None, sqlite3.DatabaseError(f"database disk image is malformed: {damage}"))
+        runs = connection.scalars(sql.select(LEASE.c.run).union(sql.select(AUDIT.c.run))).all()
+    return runs[0] if len(runs) == 1 else None
 
 
 def sqlite_url(run_dir: Path) -> str:
@@ -248,7 +170,7 @@ class Transaction:
     def _rows(self, table: sql.Table) -> Sequence[Any]:
         return self.connection.execute(sql.select(table).where(table.c.run == self.run)).all()
 
-    def _put(self, table: sql.Table, keys: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    def put(self, table: sql.Table, keys: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Insert or replace the one row with `keys`."""
         same = sql.and_(table.c.run == self.run, *(table.c[name] == value for name, value in keys.items()))
         changed = self.connection.execute(sql.update(table).where(same).values(**values)).rowcount
@@ -262,27 +184,27 @@ class Transaction:
 
     def put_cursor(self, cursor: Mapping[str, Any]) -> None:
         """Remember how far the run has been judged."""
-        self._put(CURSOR, {}, {"body": json.dumps(cursor)})
+        self.put(CURSOR, {}, {"body": json.dumps(cursor)})
 
     def put_alert(self, alert: Alert) -> None:
         """Store one check's alert."""
-        self._put(ALERTS, {"check": alert.check}, {"body": alert.model_dump_json()})
+        self.put(ALERTS, {"check": alert.check}, {"body": alert.model_dump_json()})
 
-    def incidents(self, limit: int | None = None) -> list[dict[str, Any]]:
+    def incidents(self, limit: int | None = None) -> list[Incident]:
         """Incidents, newest first."""
         query = sql.select(INCIDENTS.c.body).where(INCIDENTS.c.run == self.run)
         query = query.order_by(INCIDENTS.c.opened.desc(), INCIDENTS.c.id.desc()).limit(limit)
-        return [json.loads(body) for body in self.connection.scalars(query)]
+        return [Incident.model_validate_json(body) for body in self.connection.scalars(query)]
 
-    def open_incidents(self) -> list[dict[str, Any]]:
-        """Incidents that fire."""
-        query = sql.select(INCIDENTS.c.body).where(INCIDENTS.c.run == self.run, INCIDENTS.c.state == "firing")
-        return [json.loads(body) for body in self.connection.scalars(query)]
+    def open_incidents(self) -> dict[str, Incident]:
+        """Incidents that fire, or of which people do not know yet that they are over."""
+        query = sql.select(INCIDENTS.c.id, INCIDENTS.c.body).where(INCIDENTS.c.run == self.run, INCIDENTS.c.open)
+        return {row.id: Incident.model_validate_json(row.body) for row in self.connection.execute(query)}
 
-    def put_incident(self, incident: Mapping[str, Any]) -> None:
+    def put_incident(self, incident: Incident) -> None:
         """Store one incident."""
-        values = {"state": incident["state"], "opened": incident["opened"], "body": json.dumps(incident)}
-        self._put(INCIDENTS, {"id": incident["id"]}, values)
+        values = {"open": incident.open, "opened": incident.opened, "body": incident.model_dump_json()}
+        self.put(INCIDENTS, {"id": incident.id}, values)
 
     def executions(self) -> tuple[Execution, ...]:
         """Executions, oldest first."""
@@ -296,7 +218,7 @@ class Transaction:
         count = self.connection.scalar(sql.select(sql.func.count()).select_from(EXECUTIONS).where(here))
         ordinal = count if known is None else known
         values = {"ordinal": ordinal, "state": execution.state.value, "body": execution.model_dump_json()}
-        self._put(EXECUTIONS, {"id": execution.id}, values)
+        self.put(EXECUTIONS, {"id": execution.id}, values)
 
     def decide(self, execution: str, decision: Decision) -> bool:
         """Store a person's decision; False if somebody has decided before."""
@@ -320,7 +242,7 @@ class Transaction:
 
     def put_setting(self, name: str, value: str) -> None:
         """Keep one of the run's settings."""
-        self._put(SETTINGS, {"name": name}, {"value": value})
+        self.put(SETTINGS, {"name": name}, {"value": value})
 
     def take_lease(self, holder: str, now: float, seconds: float) -> bool:
         """Whether `holder` may act for this run until `now` + `seconds`; of several daemons one may."""

@@ -1,0 +1,94 @@
+"""Directives and receipts as files: requests written once and whole, receipts read and never trusted.
+
+A request is named after its execution and its content follows from the stored execution alone, so writing it again
+after a crash is the same file.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from runwatch.monitor.records import Problem
+from runwatch.rules import Directive, Execution, ExecutionState, Receipt
+
+RECEIPT_BYTES = 1 << 20
+
+
+def write_json(path: Path, document: object, *, durable: bool = True) -> None:
+    """Put a JSON document in place of `path`: all of it or nothing, also through a power cut if `durable`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(document, file, ensure_ascii=False, indent=2 if durable else None)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+    temporary.replace(path)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_requests(run_dir: Path, executions: Iterable[Execution]) -> list[Directive]:
+    """Write the request of every execution that waits for the trainer and has none yet; return the new ones.
+
+    Raises:
+        OSError: the folder cannot be written; the next tick tries again.
+    """
+    written: list[Directive] = []
+    for execution in executions:
+        path = run_dir / "control" / "requests" / f"{execution.id}.json"
+        if execution.state is ExecutionState.REQUESTED and execution.actions and not path.exists():
+            write_json(path, execution.directive.document())
+            written.append(execution.directive)
+    return written
+
+
+class Receipts:
+    """The receipts of a run by execution id; each file is read once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / "control" / "receipts"
+        self._seen: dict[str, tuple[int, int]] = {}
+        self.found: dict[str, Receipt] = {}
+        self.problems: dict[str, Problem] = {}
+
+    def read(self) -> dict[str, Receipt]:
+        """Every valid receipt; what is wrong with the others is in `problems` by file name."""
+        for path in sorted(self._folder.glob("*.json")):
+            facts = path.stat()
+            stamp = (facts.st_mtime_ns, facts.st_size)
+            if self._seen.get(path.name) != stamp:
+                self._seen[path.name] = stamp
+                self._read_one(path, facts.st_size)
+        return self.found
+
+    def _read_one(self, path: Path, size: int) -> None:
+        place = f"control/receipts/{path.name}"
+        remedy = (
+            "Write it as docs/run-directory.md says, to a temporary file that is renamed; it is left out until then"
+        )
+        try:
+            if size > RECEIPT_BYTES:
+                raise ValueError(f"it has {size:,} bytes")  # noqa: TRY301 - told like every other mistake
+            receipt = Receipt.model_validate_json(path.read_bytes())
+            if receipt.id != path.stem:
+                raise ValueError(f"its id is {receipt.id!r}")  # noqa: TRY301 - told like every other mistake
+        except (ValidationError, ValueError) as error:
+            self.problems[path.name] = Problem(place, 0, _first_line(error), remedy)
+            return
+        self.problems.pop(path.name, None)
+        self.found[receipt.id] = receipt
+
+
+def _first_line(error: ValueError) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
+    return str(error).partition("\n")[0]
