@@ -14,7 +14,8 @@ Warns and turns critical when: learning rate and tokens of a step: warns above `
 plan, critical at `mixture_critical`, both widened to five standard errors of the mean; fingerprints: warns at one
 repeat in the last 64 records, critical at three; position: critical at a record that goes back or stands still, warns
 at one that skips, critical where it skips more than 100 batches; steps or tokens that go back within an attempt:
-critical at that record; steps that jump ahead tenfold: warns; tokens past the budget: warns.
+critical at that record; steps that jump ahead by ten times the usual and more than 50: warns; tokens past the budget:
+warns.
 
 Defaults: `warn_share` 0.02 and `critical_share` 0.1 (ratios; a guess: a schedule that is one step off stays far below
 2 % outside the warm-up, and there the plan of one step earlier or later is accepted too); `lasting_records` 3;
@@ -59,6 +60,7 @@ LEARNING_RATE, POSITION, FINGERPRINT, MIXTURE = (
 MEMORY, REPEATS = 512, 64
 MIXTURE_ROWS, MIXTURE_LEAST = 384, 50
 TYPICAL = 16
+LEAST_JUMP = 50
 
 
 class PlannedRun(BaseModel):
@@ -159,9 +161,10 @@ def _order(signals: Signals, rows: Rows) -> list[Verdicts]:
     gained = np.diff(steps, prepend=np.nan)
     back = same & (gained < 0)
     usual = lagged(rolling_median(gained, TYPICAL, 8), 1)
-    ahead = gained > 10 * np.maximum(usual, 1)
+    jump = np.maximum(10 * usual, LEAST_JUMP)
+    ahead = gained > jump
     level = np.where(back, Level.CRITICAL, np.where(ahead, Level.WARN, Level.OK))
-    by_step = _held(signals, rows, level, gained, np.where(back, 0.0, 10 * usual), np.where(back, 0, 1))
+    by_step = _held(signals, rows, level, gained, np.where(back, 0.0, jump), np.where(back, 0, 1))
     tokens = np.diff(signals.tokens[rows], prepend=np.nan)
     lost = np.where(same & (tokens < 0), Level.CRITICAL, Level.OK)
     return [by_step, _held(signals, rows, lost, tokens, np.zeros(len(rows)), 2)]
@@ -316,7 +319,7 @@ CHECK = Check(
     lookback=lambda settings: MEMORY + REPEATS + settings.lasting_records,
     messages=(
         "The step went back by {value:.0f} within an attempt.",
-        "The step jumped ahead by {value:.0f}; ten times the usual is {limit:.0f}.",
+        "The step jumped ahead by {value:.0f}; the limit is {limit:.0f}.",
         "The tokens went back by {value:.0f} within an attempt.",
         "A step took {value:.0f} tokens; planned or usual are {limit:.0f}.",
         "The learning rate is {value:.4g}; planned is {limit:.4g}.",

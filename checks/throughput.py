@@ -13,19 +13,20 @@ before it from its first step on looked normal to itself: only a declared floor 
 
 Warns and turns critical when: (1) critical while the median is under `tokens_per_second_floor` or `mfu_floor`; (2)
 warns while it is `warn_drop` under the run's own best, critical at `critical_drop`; two observations in a row that
-are 32 steps apart or more say the same; (3) warns when `slow_share` of the last 128 steps took 1.5 times their median
-or longer; (4) warns when the speed fell by more than 0.4 % in each of four consecutive stretches of 112 observations.
+are 32 steps apart or more say the same; (3) warns when `slow_share` of the last 128 steps took half as long again as
+the median of the 16 around them; (4) warns when the speed fell by more than 0.5 % in each of four consecutive
+stretches of 96 observations.
 
 Defaults: floors none (from the card; Marin alerts below 15 % MFU and 2.0M tokens/s for more than half of 15 minutes
 with at least 10 samples); `warn_drop` 0.2 and `critical_drop` 0.5 (ratios; the recording above lost 29 % of its
 speed, recording `gpt3-15b-h100-slow-windows` 76 %, and 8 % for days that woke nobody); `window_records` 16
 (observations: eight slow ones in a row are needed, so the first step after a restart, an evaluation inside a step
 each 250, and the 14 steps of 13 to 50 s of a shared node never alarm); `warm_up_steps` 64 (steps; nanochat recompiles
-for 60); `slow_share` 0.2 (guess; clean recordings stay below 0.08); 0.4 % (guess; 2 % in 450 records is 20 % in
-5,000).
+for 60); `slow_share` 0.2 (guess; clean recordings stay below 0.08); 0.5 % (guess; 2 % in 384 records is 20 % in
+4,000).
 
 Does not see: a run that is slow from its first step on without a floor; a hang (`progress`); a decline slower than
-0.4 % in 112 observations; a slow attempt in its first 64 steps; more than 448 observations back.
+0.5 % in 96 observations; a slow attempt in its first 64 steps; more than 448 observations back.
 
 What to do: meaning: the same step takes longer. Impact: the deadline, not the model. Diagnosis: did it begin with an
 attempt (a bad node), at a step (data, sequence length, recompilation) or by and by (storage, heat, memory)? Step-time
@@ -149,7 +150,7 @@ def _typical(median: Floats) -> Floats:
     """Geometric mean of the medians of a stretch."""
     logs = np.log(np.maximum(median, 1e-30))
     count = rolling_count(~np.isnan(median), STRETCH)
-    return np.exp(rolling_sum(logs, STRETCH) / np.where(count >= STRETCH // 2, count, np.nan))
+    return np.exp(rolling_sum(logs, STRETCH) / np.where(count == STRETCH, count, np.nan))
 
 
 def _declines(typical: Floats) -> Flags:
@@ -181,7 +182,7 @@ CHECK = Check(
     messages=(
         "The speed is {value:.4g}; the declared floor is {limit:.4g}.",
         "The speed is {value:.4g}; the run's own best of late allows {limit:.4g}.",
-        "The speed has been falling for 448 records, to {value:.4g}; it was {limit:.4g} a quarter of them ago.",
+        "The speed has been falling for 384 records, to {value:.4g}; it was {limit:.4g} a quarter of them ago.",
         "{value:.0%} of the last 128 steps took half as long again as the median around them; the limit is {limit:.0%}.",
     ),
 )
