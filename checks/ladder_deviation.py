@@ -123,14 +123,15 @@ def _interpolated(curve: Curve, tokens: Floats) -> Floats:
 def _against_curve(loss: Floats, band: Floats, steps: Floats, settings: LadderDeviationSettings) -> Verdicts:
     expected, low, high = band
     residual = loss - expected
-    mean = rolling_sum(np.clip(residual, -1.0, 1.0), MEAN) / MEAN
+    bounded = np.clip(residual, -1.0, 1.0)
+    mean, long_mean = rolling_sum(bounded, MEAN) / MEAN, rolling_sum(bounded, 4 * MEAN) / (4 * MEAN)
     slack = np.maximum(settings.min_shift_nats / 2, (high - low) / 16)
     sigma, variance = _noise(residual, mean)
     limit = np.maximum(7.0 * variance / slack, 10.0 * slack)
     cut = np.maximum(4.0 * sigma, 2.0 * slack)  # outliers do not add up
     tame = np.clip(residual, -cut, cut)
-    up = (cusum(tame - slack, MEMORY) > limit) & (mean > slack)
-    down = (cusum(-tame - slack, MEMORY) > limit) & (mean < -slack)
+    up = (cusum(tame - slack, MEMORY) > limit) & ((mean > slack) | (long_mean > 0.6 * slack))
+    down = (cusum(-tame - slack, MEMORY) > limit) & ((mean < -slack) | (long_mean < -0.6 * slack))
     margin = np.fmax(settings.margin_nats, np.minimum(1.5 * np.sqrt(variance), 0.2))
     over, under = loss - high - margin, low - margin - loss
     above, below = _mostly_positive(over), _mostly_positive(under)
