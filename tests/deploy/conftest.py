@@ -134,6 +134,7 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[[Path], Server]]:
             tool("prometheus"),
             f"--config.file={config}",
             f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+            "--rules.alert.resend-delay=1s",  # its first send may come before it knows Alertmanager
             f"--web.listen-address=127.0.0.1:{port}",
         ]
         started.append(Server(command, f"http://127.0.0.1:{port}", tmp_path / "prometheus.log").start())
