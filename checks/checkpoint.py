@@ -7,7 +7,8 @@ disk and finite, so a failed one does not count. It also looks at each new one: 
 before, nor ahead of the run.
 
 Why it matters: the age of the newest checkpoint is what the next fault costs. An attempt of Marin's hero run that
-died 54 minutes after its restore, just before its first hourly save, lost all of its 178 steps (marin#8506).
+died 54 minutes after its restore, just before its first hourly save, left nothing: the next one replayed all of its
+steps, 55 minutes of them (marin#8506).
 
 Warns and turns critical when: warns at 1.5 intervals, critical at 3, in steps or in seconds; with an interval from
 the card but no checkpoint ever, warns at 2 intervals and is critical at 3. Critical at a checkpoint that goes back or

@@ -7,7 +7,7 @@ allowed to grow in proportion to the steps, as it does while every update still 
 
 Why it matters: an expert that is never chosen is never trained, one that is always chosen overflows, and the loss
 shows neither: a model with one live expert was told from a healthy one only by its load (tt-metal#42869). Marin's
-hero run pages on router entropy and on the router bias alone, months before either would have moved the loss.
+hero run pages on router entropy and on the router bias, beside its loss alerts.
 
 Warns and turns critical when: (1) violation: warns above 1.0 and twice its best level, critical above 2.0 and four
 times; (2) entropy: warns when the deficit is above 0.0052 and three times its best level (or the entropy is below
@@ -19,10 +19,9 @@ Defaults: `window_records` 16 (observations; our choice: eight bad ones in a row
 (steps; routing starts unbalanced, see `token_drop`); deficit 0.0052 = 1 - 5.92 / ln 384 (Marin's alert on the router
 entropy of 384 experts); 0.5 (fewer experts in effect than the square root of their number); the factors 2, 3, 4 and 8
 (guesses: in the recording `moe-softk-droprate-tiny` the load's coefficient of variation moves by a factor of 1.7, its
-square, which the deficit follows, by 3); violation 1.0 (the busiest expert has twice its share; the loss-free
-balancing paper of 2024, arXiv 2408.15664, reports 0.04 to 0.7); `dead_critical` 16 (experts; a guess);
-`router_bias_limit` none (from the card; Marin alerts at 400); growth of a bias below 1.0 is not judged (its scores
-are of that order).
+square, which the deficit follows, by 3); violation 1.0 (the busiest expert has twice its share; a guess);
+`dead_critical` 16 (experts; a guess); `router_bias_limit` none (from the card; Marin alerts at 400); growth of a bias
+below 1.0 is not judged (its scores are of that order).
 
 Does not see: which expert (`moe/layers/*` in the file); tokens dropped (`token_drop`); imbalance that was there from
 the first step, below the absolute limits; a best level older than some 480 observations.

@@ -7,7 +7,7 @@ and records that the telemetry writer gave up (`telemetry/dropped_records`, opti
 clock.
 
 Why it matters: on 5 September Marin's hero run finished step 65,069 and then stood for 15 minutes with every rank
-blocked before one of them died (marin#8934). A week later an attempt died 54 minutes after its restore, before its
+blocked before one of them died (marin#8934). Five days later an attempt died 54 minutes after its restore, before its
 first hourly save, and the next one began at the same step: a cadence longer than the time between faults trains
 nothing (marin#8506).
 

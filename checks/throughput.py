@@ -6,9 +6,9 @@ observations is held against a declared floor and against the best median that t
 observations are far apart, two in a row decide. It also counts slow steps, and follows the speed over four stretches
 of its memory for a creeping decline. The first `warm_up_steps` steps of each attempt are left out.
 
-Why it matters: a DeepSeek-V3-like run lost 41 % for the whole of one 220-minute job on a bad allocation, loss
-spotless (recording `deepseekv3-proxy-h100-slow-job`). A mixture-of-experts run that was twice as slow as the one
-before it from its first step on looked normal to itself: only a declared floor tells (recording
+Why it matters: every step of one 220-minute job of a DeepSeek-V3-like run took 41 % longer, with a spotless loss
+(recording `deepseekv3-proxy-h100-slow-job`). A mixture-of-experts run that was twice as slow as the one before it
+from its first step on looked normal to itself: only a declared floor tells (recording
 `nanochat-moe-fp8-experts-slow`).
 
 Warns and turns critical when: (1) critical while the median is under `tokens_per_second_floor` or `mfu_floor`; (2)
@@ -19,11 +19,11 @@ stretches of 96 observations.
 
 Defaults: floors none (from the card; Marin alerts below 15 % MFU and 2.0M tokens/s for more than half of 15 minutes
 with at least 10 samples); `warn_drop` 0.2 and `critical_drop` 0.5 (ratios; the recording above lost 29 % of its
-speed, recording `gpt3-15b-h100-slow-windows` 76 %, and 8 % for days that woke nobody); `window_records` 16
-(observations: eight slow ones in a row are needed, so the first step after a restart, an evaluation inside a step
-each 250, and the 14 steps of 13 to 50 s of a shared node never alarm); `warm_up_steps` 64 (steps; nanochat recompiles
-for 60); `slow_share` 0.2 (guess; clean recordings stay below 0.08); 0.5 % (guess; 2 % in 384 records is 20 % in
-4,000).
+speed, recording `gpt3-15b-h100-slow-windows` 76 %, and 6 % for 8,600 steps, which is no more than a warning);
+`window_records` 16 (observations: eight slow ones in a row are needed, so the first step after a restart, an
+evaluation inside a step each 250, and the 14 steps of 13 to 50 s of a shared node never alarm); `warm_up_steps` 64
+(steps; nanochat recompiles for 60); `slow_share` 0.2 (guess; clean recordings stay below 0.05); 0.5 % (guess; 2 % in
+384 records is 20 % in 4,000).
 
 Does not see: a run that is slow from its first step on without a floor; a hang (`progress`); a decline slower than
 0.5 % in 96 observations; a slow attempt in its first 64 steps; more than 448 observations back.

@@ -4,8 +4,8 @@ What it does: takes the median of `moe/drop_rate` (required) over the last `wind
 against two limits. A median needs more than half of its window: single blips never alarm, in either direction.
 
 Why it matters: a dropped token skips its experts and learns nothing from them. On a context extension from 4K to 65K
-the drop rate of a large run went from 7 % to 40 %: the longer documents of one source filled the same experts, and
-the throughput figures, which count dropped tokens too, showed nothing.
+the drop rate of a large run went from 7 % to 40 %; throughput counts dropped tokens as trained and shows nothing of
+it.
 
 Warns and turns critical when: warns while the median is above `warn_rate`, critical while it is above
 `critical_rate`. A step change is told at the fifth record, half the window.
@@ -14,7 +14,7 @@ Defaults: `warn_rate` 0.07 (ratio; the alert limit of Marin's hero run, whose he
 is 3 % at capacity factor 1.15, marin#8435, #8884); `critical_rate` 0.20 (half of the 40 % above; a guess otherwise);
 `window_records` 10 (observations: the shortest median that four bad records in a row cannot move); `settle_steps` 200
 (steps; the rate starts at 10 % and falls to 0 while the balance biases find their level, marin#8435 comment of 19
-August. How long that takes there is not published: 200 is what our CPU run needs, twice over).
+August. how long that takes there is not published, 200 is a guess).
 
 Does not see: which layer or expert drops (`moe/layers/drop_rate` in the file); imbalance that the capacity still
 holds (`expert_balance`); anything in the first `settle_steps` steps; a rate below 7 % that climbs slowly.
