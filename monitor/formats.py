@@ -185,7 +185,7 @@ class WandbFile:
         self._path = path
         self._offset = self.HEADER.size
         self._number = 0
-        self._parts = b""
+        self._parts: bytes | None = None
 
     def read(self, *, end: bool) -> Iterator[Record]:
         """The new history records.
@@ -213,8 +213,11 @@ class WandbFile:
             file.seek(self._offset)
             while (chunk := self._chunk(file)) is not None:
                 kind, data = chunk
-                self._parts = data if kind in (1, 2) else self._parts + data
-                if kind in (1, 4):
+                if kind in (1, 2):
+                    self._parts = data
+                elif kind in (3, 4) and self._parts is not None:
+                    self._parts += data
+                if kind in (1, 4) and self._parts is not None:
                     yield self._parts
 
     def _chunk(self, file: BinaryIO) -> tuple[int, bytes] | None:
@@ -232,6 +235,7 @@ class WandbFile:
         if zlib.crc32(data, zlib.crc32(bytes([kind]))) != crc:
             reason = f"the checksum of the record at byte {self._offset} is wrong"
             self.problems.append(Problem(str(self._path), 0, reason, "The rest of its 32 KiB block is left out"))
+            self._parts = None
             return self._skip(file, left)
         self._offset += self.CHUNK.size + length
         return kind, data

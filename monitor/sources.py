@@ -132,6 +132,7 @@ class _Translator:
         self.unix_clock = False
         self._step_rank = len(HEADS["step"])
         self._step = -1
+        self._trained = False
         self._attempt = 1
         self._base = 0.0
         self._clock = float("nan")
@@ -183,11 +184,12 @@ class _Translator:
         if not isinstance(step, int | float) or not -1 < step < 2**53:
             return step, str(named or self._attempt)
         if step < self._step and named is None:
-            if trains:
+            if trains or not self._trained:
                 self._attempt += 1
             else:
                 step = self._step
         self._step = int(step)
+        self._trained = self._trained or trains
         return step, str(self._attempt if named is None else named)
 
     def _first(self, record: Mapping[str, Any], head: str) -> Any:
