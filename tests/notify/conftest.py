@@ -20,7 +20,7 @@ def _load(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-for _name in ("payloads", "slack_server", "http_collector"):
+for _name in ("payloads", "slack_server", "http_collector", "wandb_server"):
     _load(_name)
 
 
