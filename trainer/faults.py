@@ -1,8 +1,11 @@
 """Real faults by name, for drills and tests: they change the data, the parameters or the process, never a metric.
 
 `kind@step:key=value,…`, for instance `lr_spike@300:factor=30,steps=50`. A fault acts at its step and, where it lasts, for `steps` steps.
+After a rewind, bad data stays bad where it stands in the data order (a skip leaves it out), and a passing fault of the process
+or of a setting that has run its course does not come again.
 """
 
+import collections
 import os
 import resource
 import signal
@@ -94,9 +97,16 @@ class Faults:
         self._faults, self._attempt_number = faults, attempt_number
         self._offset = 0.0
         self._begun: set[Fault | int] = set()
+        self._acted: collections.Counter[int] = collections.Counter()
 
     def _at(self, step: int, *kinds: str) -> list[Fault]:
         return [fault for fault in self._faults if fault.kind in kinds and fault.active(step)]
+
+    def _passing(self, step: int, kind: str) -> list[Fault]:
+        """Faults of `kind` that act at `step` and have not yet acted for all of their steps in this process."""
+        acting = [f for f in self._at(step, kind) if self._acted[id(f)] < int(f.args["steps"])]
+        self._acted.update(id(fault) for fault in acting)
+        return acting
 
     def _once(self, step: int, kind: str) -> list[Fault]:
         """Faults of `kind` that begin at `step`, each once in the life of the process (a rewind passes the step again)."""
@@ -144,16 +154,19 @@ class Faults:
         return length * int(jumps[-1].args["factor"]) if jumps else length
 
     def batch(
-        self, step: int, tokens: NDArray[np.uint8], weights: NDArray[np.float32], sources: list[str]
+        self, place: int, tokens: NDArray[np.uint8], weights: NDArray[np.float32], sources: list[str]
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """The batch as it is fed: NaN loss weights, random bytes, or one source with its bytes shuffled."""
-        random = np.random.default_rng(step)
-        for _ in self._at(step, "nan_batch"):
+        """The batch as it is fed: NaN loss weights, random bytes, or one source with its bytes shuffled.
+
+        `place` is the step that draws these sequences in an undisturbed run.
+        """
+        random = np.random.default_rng(place)
+        for _ in self._at(place, "nan_batch"):
             weights = np.full_like(weights, np.nan)
-        for fault in self._at(step, "corrupt_tokens"):
+        for fault in self._at(place, "corrupt_tokens"):
             noise = random.integers(0, 256, tokens.shape, np.uint8)
             tokens = np.where(random.random(tokens.shape) < fault.args["share"], noise, tokens)
-        for fault in self._at(step, "label_shuffle"):
+        for fault in self._at(place, "label_shuffle"):
             rows = [n for n, source in enumerate(sources) if source == fault.args["source"]]
             tokens = tokens.copy()
             tokens[rows] = random.permuted(tokens[rows], axis=1)
@@ -161,15 +174,15 @@ class Faults:
 
     def knobs(self, step: int, knobs: Knobs) -> Knobs:
         """The traced scalars of the step: a learning rate multiplied, a balance rate that runs away."""
-        for fault in self._at(step, "lr_spike"):
+        for fault in self._passing(step, "lr_spike"):
             knobs = knobs._replace(learning_rate=knobs.learning_rate * float(fault.args["factor"]))
-        for fault in self._at(step, "bias_runaway"):
+        for fault in self._passing(step, "bias_runaway"):
             knobs = knobs._replace(balance_rate=float(fault.args["rate"]))
         return knobs
 
     def state(self, step: int, state: State) -> State:
         """The parameters before a step: a router that collapsed sends every token the same way."""
-        if self._at(step, "router_collapse"):
+        if self._passing(step, "router_collapse"):
             router = state.params["router"]
             return state._replace(params={**state.params, "router": router * 0.0})
         return state

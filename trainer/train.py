@@ -96,6 +96,7 @@ class Trainer:
         self.steps: dict[float, Any] = {}
         self.interrupted = False
         self.last_eval = math.nan
+        self.answers: list[dict[str, Any]] = []  # every receipt of the run, kept in each checkpoint
         self.loop = Loop(card, run_dir, declared_plan(card), initial_state(card.model, self.rates, card.seed))
 
     def _rates(self) -> Rates:
@@ -151,7 +152,8 @@ class Trainer:
         plan = dataclasses.replace(loop.plan, context_length=length)
         tokens, sources = self.order.batch(plan, loop.position, sequences)
         weights = np.ones((sequences, length), np.float32)
-        tokens, weights = self.faults.batch(number, tokens, weights, sources)
+        place = loop.position // self.card.plan.sequences_per_step + 1
+        tokens, weights = self.faults.batch(place, tokens, weights, sources)
         knobs = self.faults.knobs(number, self.knobs(loop.tokens + self.card.plan.tokens_per_step))
         loop.state = self.faults.state(number, loop.state)
         loop.state, packed = self.step_function()(loop.state, knobs, tokens, weights)
@@ -240,10 +242,10 @@ class Trainer:
         if self.wandb:
             self.wandb.log(self.loop.step, {"eval/loss": self.last_eval})
 
-    def save(self, answer: dict[str, Any] | None = None) -> None:
+    def save(self) -> None:
         """Write a checkpoint, in phase `checkpoint`; one that fails is told and training goes on.
 
-        `answer` is the receipt of the directive whose plan it holds: after a kill the next attempt writes it out.
+        It holds the receipts of the directives whose plan it holds: after a kill the next attempt writes out those that are missing.
         """
         loop = self.loop
         if self.faults.skips_checkpoint(loop.step):
@@ -256,7 +258,7 @@ class Trainer:
             "plan": loop.plan.to_json(),
             "card": self.card.hash,
             "data": self.order.digest,
-            "receipt": answer,
+            "receipts": self.answers,
         }
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(loop.state)]
         try:
@@ -288,9 +290,10 @@ class Trainer:
             except (checkpoint.CheckpointError, KeyError, TypeError, ValueError) as error:
                 print(f"skipping checkpoint {candidate.path.name}: {error}", file=sys.stderr, flush=True)
                 continue
-            answer = candidate.meta.get("receipt")
-            if answer and not self.control.answered(answer["id"]):
-                self.control.answer(answer["id"], answer)
+            self.answers = list(candidate.meta["receipts"])
+            for answer in self.answers:
+                if not self.control.answered(answer["id"]):
+                    self.control.answer(answer["id"], answer)
             return
 
     def restore(self, candidate: checkpoint.Found) -> None:
@@ -347,7 +350,8 @@ class Trainer:
         else:
             loop.plan = outcome.plan
         loop.stopping = outcome.stop
-        self.save(answer)
+        self.answers.append(answer)
+        self.save()
         self.control.answer(name, answer)
         print(f"directive {name} applied at step {at.step}", file=sys.stderr, flush=True)
 
