@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -44,7 +44,7 @@ def demo(run_dir: Path, listen: str, console: Console) -> int:
 
 
 @contextmanager
-def _process(run_dir: Path, name: str, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def _process(run_dir: Path, name: str, command: list[str]) -> Generator[subprocess.Popen[bytes]]:
     """A process of ours with its output in RUN_DIR/NAME.log, ended when the block ends."""
     with (run_dir / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603 - our own modules

@@ -46,7 +46,7 @@ def thinned(tokens: np.ndarray, values: np.ndarray) -> list[list[float]]:
     places = np.searchsorted(tokens, edges)
     parts = [slice(a, b) for a, b in zip(places[:-1], places[1:], strict=True) if b > a]
     return [
-        [float(np.mean(tokens[p])), float(np.mean(values[p])), float(np.std(values[p])), p.stop - p.start]
+        [float(np.mean(tokens[p])), float(np.mean(values[p])), float(np.std(values[p])), int(p.stop - p.start)]
         for p in parts
     ]
 

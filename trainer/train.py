@@ -286,11 +286,11 @@ class Trainer:
         """Go on from the newest complete checkpoint, if there is one."""
         for candidate in reversed(checkpoint.found(self.checkpoints)):
             try:
+                self.answers = list(candidate.meta["receipts"])
                 self.restore(candidate)
             except (checkpoint.CheckpointError, KeyError, TypeError, ValueError) as error:
                 print(f"skipping checkpoint {candidate.path.name}: {error}", file=sys.stderr, flush=True)
                 continue
-            self.answers = list(candidate.meta["receipts"])
             for answer in self.answers:
                 if not self.control.answered(answer["id"]):
                     self.control.answer(answer["id"], answer)
