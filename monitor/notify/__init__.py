@@ -111,7 +111,7 @@ class DeadmanPayload(TypedDict):
     """The daemon can observe the run: sent only while that is so."""
 
     run: str
-    observed: float  # Unix seconds of the newest judged record
+    observed: float  # Unix seconds of the tick that last could observe it, by the daemon's clock
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,8 @@ def _watchdog(message: Message, config: AlertmanagerConfig) -> Alert:
     return {
         "labels": {**config.labels, "alertname": "RunWatchdog", "run": message.run, "severity": "none"},
         "annotations": {"summary": "The daemon can observe this run."},
-        "startsAt": _rfc3339(message.time),
-        "endsAt": _rfc3339(message.time + WATCHDOG_RESENDS * config.resend_seconds),
+        "startsAt": _rfc3339(message.payload["observed"]),
+        "endsAt": _rfc3339(message.payload["observed"] + WATCHDOG_RESENDS * config.resend_seconds),
     }
 
 

@@ -34,7 +34,7 @@ class Deadman:
         Raises:
             SendError: permanent for a message that has waited: the next one tells the truth.
         """
-        age = self.clock() - message.time
+        age = self.clock() - message.payload["observed"]
         if age > OLDEST_SECONDS:
             raise SendError(f"a ping of {age:.0f} s ago says nothing of now", permanent=True)
         content = message.text.encode()

@@ -1,7 +1,7 @@
 """Slack: one message per incident, edited in place; details, plot and resolution in its thread.
 
-What is remembered of an incident or plan: `channel` and `ts` of its message, a hash of what it shows, and the keys of
-the replies already in its thread. So a restart edits the old message, and a send that failed half way goes on where it
+What is remembered of an incident or plan: `channel` and `ts` of its message, a hash of what it shows, the severity
+told, and the replies already in its thread. So a restart edits the old message, and a send that failed half way goes on where it
 stopped. Retry and Retry-After are the outbox's.
 """
 
@@ -88,11 +88,12 @@ class Slack:
         self._show(message, memory, lambda mention: blocks.incident(payload, mention))
         self._reply(message, memory, "details", message.text)
         self._attach_plot(message, memory, "plot opened")
-        if payload["change"] == "escalated":
+        if memory.get("severity") == "warning" and payload["severity"] == "critical":
             self._reply(message, memory, "escalated", f"Now critical. {payload['what']}", self._mentions(message))
         if message.kind == "incident_resolved":
             self._reply(message, memory, "resolved", f"Resolved at step {payload['step']:,}. {payload['what']}")
             self._attach_plot(message, memory, "plot resolved")
+        memory["severity"] = payload["severity"]
 
     def _tell_plan(self, message: Message, memory: Memory) -> None:
         payload = message.payload
@@ -111,12 +112,12 @@ class Slack:
         shown, text = render(""), blocks.cut(blocks.escape(message.text), blocks.FALLBACK)
         look = hashlib.sha256(orjson.dumps([shown, text])).hexdigest()
         if "ts" not in memory and message.attempt > 1:
-            memory |= self._find(self.config.channel, None, message.subject)
+            memory |= self._find(self.config.channel, None, _key(message))
         if "ts" in memory and memory.get("look") != look:
             self._edit(memory, shown, text)
         if "ts" not in memory:
             mentions = self._mentions(message)
-            memory |= self._post(self.config.channel, f"{mentions} {text}", render(mentions), message.subject)
+            memory |= self._post(self.config.channel, f"{mentions} {text}", render(mentions), _key(message))
         memory["look"] = look
 
     def _edit(self, memory: Memory, shown: Blocks, text: str) -> None:
@@ -133,7 +134,7 @@ class Slack:
         """Put one reply into the thread, once."""
         if reply in memory["replies"]:
             return
-        key = f"{message.subject}/{reply}"
+        key = f"{_key(message)}/{reply}"
         if message.attempt == 1 or not self._find(memory["channel"], memory["ts"], key):
             text = f"{mentions} {blocks.escape(text)}".strip()
             parts = blocks.within(blocks.sections(text))
@@ -180,6 +181,11 @@ class Slack:
             if post.get("metadata", {}).get("event_payload", {}).get("key") == key:
                 return {"channel": channel, "ts": post["ts"]}
         return {}
+
+
+def _key(message: Message) -> str:
+    """What the message is known by in the channel, where other runs tell of theirs too."""
+    return f"{message.run}/{message.subject}"
 
 
 def _mention(who: str) -> str:

@@ -45,12 +45,13 @@ class Wandb:
     config: WandbConfig
 
     def send(self, message: Message, remembered: dict[str, Any]) -> Sent:
-        """Raise the alert; an update that is no escalation is none, since W&B cannot edit an alert.
+        """Raise the alert; an update of the same severity is none, since W&B cannot edit an alert. Remembered: severity.
 
         Raises:
             SendError: if it did not get through in time.
         """
-        if message.kind == "incident_updated" and message.payload["change"] != "escalated":
+        told = {"severity": message.payload["severity"]}
+        if message.kind == "incident_updated" and remembered == told:
             return Sent(remembered)
         command = [sys.executable, "-P", "-m", __name__]
         order = orjson.dumps(self._order(message))
@@ -64,7 +65,7 @@ class Wandb:
         if ran.returncode:
             lines = ran.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
             raise SendError(f"W&B: {lines[-1]}")
-        return Sent(remembered)
+        return Sent(told)
 
     def _order(self, message: Message) -> dict[str, Any]:
         payload = message.payload

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 import httpx
 import payloads
 import pytest
+import yaml
 from http_collector import Collector
 from pydantic import TypeAdapter
 
@@ -57,9 +59,13 @@ def test_an_alert_is_routed(find_tool: Callable[[str], str], labels: str, receiv
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == receiver
 
 
-def test_every_check_has_an_alert_name_that_the_inhibition_covers() -> None:
-    for check in all_checks():
-        assert alert_name(check.name if hasattr(check, "name") else check).startswith("Run")
+def test_the_run_that_is_down_inhibits_the_alert_of_every_other_check() -> None:
+    rules = yaml.safe_load(CONFIG.read_text())["inhibit_rules"]
+    matchers = [re.fullmatch(r'alertname (=~|!~) "(.*)"', text) for text in rules[0]["target_matchers"]]
+    [covered, excepted] = [match[2] for match in matchers if match]
+    names = {alert_name(name) for name in all_checks()}
+    left_out = {name for name in names if not re.fullmatch(covered, name) or re.fullmatch(excepted, name)}
+    assert left_out == {"RunProgress"}
 
 
 @pytest.mark.slow
@@ -155,7 +161,8 @@ def test_a_restart_of_either_side_pages_nobody_again(
 def test_the_watchdog_reaches_the_dead_man_route(
     alertmanager: Any, collector: Collector, eventually: Callable[..., None]
 ) -> None:
-    alive = Message("alive", "deadman", "deadman", "cpu-demo", time.time(), {"run": "cpu-demo"}, "alive")
+    observed = {"run": "cpu-demo", "observed": time.time()}
+    alive = Message("alive", "deadman", "deadman", "cpu-demo", time.time(), observed, "alive")
     notifier(alertmanager).send(alive, {})
     eventually(lambda: told(collector, DEAD_MAN))
     assert not told(collector, PAGE)

@@ -99,7 +99,8 @@ def test_an_escalation_ends_the_alert_of_the_old_severity() -> None:
 
 
 def alive(age: float) -> Message:
-    return Message("alive", "deadman", "deadman", "cpu-demo", time.time() - age, {"run": "cpu-demo"}, "step 419")
+    observed = {"run": "cpu-demo", "observed": time.time() - age}
+    return Message("alive", "deadman", "deadman", "cpu-demo", time.time(), observed, "step 419")
 
 
 def test_the_dead_man_is_pinged(collector: Collector) -> None:

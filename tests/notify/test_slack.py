@@ -76,6 +76,7 @@ def test_only_a_critical_opening_mentions(slack: SlackServer, severity: str, *, 
 def test_an_escalation_calls_in_the_thread_since_an_edit_notifies_nobody(slack: SlackServer) -> None:
     send = notifier(slack).send
     memory = tell(send, message("incident_opened", payloads.incident(severity="warning")))
+    memory = tell(send, message("incident_updated", payloads.incident("eased")), memory)
     tell(send, message("incident_updated", payloads.incident("escalated")), memory)
     assert slack.posts[-1].text.startswith(f"<@{ADA}> Now critical.")
 

@@ -40,6 +40,6 @@ def test_a_w_and_b_that_is_down_is_tried_again_later() -> None:
     assert not failed.value.permanent
 
 
-def test_an_update_that_is_no_escalation_is_no_alert(wandb: WandbServer) -> None:
-    notifier(wandb.url).send(message("incident_updated", payloads.incident("updated")), {})
+def test_an_update_of_the_same_severity_is_no_alert(wandb: WandbServer) -> None:
+    notifier(wandb.url).send(message("incident_updated", payloads.incident("eased")), {"severity": "critical"})
     assert wandb.operations == []
