@@ -70,7 +70,8 @@ def loss_picture(signals: Signals, incidents: Sequence[Incident]) -> str:
     name = "train/loss" if signals.has("train/loss") else "eval/loss"
     x, loss = axis.x[signals.observed(name)], signals.values(name)
     axes.plot(*thinned(x, loss), color=INK, linewidth=0.7, label=name)
-    axes.plot(*thinned(x, rolling_median(loss, TREND_RECORDS, 1)), color=TREND, linewidth=1.2, label="trend")
+    trend = rolling_median(loss, TREND_RECORDS, 1)[TREND_RECORDS // 2 :]
+    axes.plot(*thinned(x[: len(trend)], trend), color=TREND, linewidth=1.2, label="trend")
     for incident in sorted(incidents, key=lambda incident: incident.level):
         left, width = axis.span(incident.first, incident.last)
         axes.axvspan(left, left + width, color=COLOURS[incident.level], alpha=0.35, linewidth=0)
