@@ -11,15 +11,16 @@ blocked before one of them died (marin#8934). Five days later an attempt died 54
 first hourly save, and the next one began at the same step: a cadence longer than the time between faults trains
 nothing (marin#8506).
 
-Warns and turns critical when: critical at the tick at which a phase is over its budget, ok again with the next step
-or phase; `finished` and `paused` never alarm. A source that neither announces phases nor carries `plan/token_budget`
+Warns and turns critical when: in training warns at the tick at which a step is over its budget and turns critical
+`grace_seconds` later; any other phase is critical when over its budget; ok again with the next step or phase; `finished` and `paused` never alarm. A source that neither announces phases nor carries `plan/token_budget`
 (optional) gets `unannounced_factor` times the budget of a step: a silence may be an evaluation. A job that is down
 between two attempts is a stall of its last phase. Warns at the second restart within 256 surviving rows, critical at
 the third. Warns for 20 observations after a record was given up.
 
 Defaults: `slow_factor` 3 and `train_seconds` 60 (s; the best in-process watchdog tells a hang after 61 s,
 nvidia-resiliency-ext; Marin waits 15 minutes, DLRover 10. No warning earlier: a shared node's single steps reach half
-of it, recording `gpt2-124m-shared-cluster-clean`); the usual longest step is the median over 192 rows of the maximum
+of it, recording `gpt2-124m-shared-cluster-clean`); `grace_seconds` 240 (s; a requeued job writes its first record
+after a minute or a few: five minutes without a step page someone, a third of Marin's limit); the usual longest step is the median over 192 rows of the maximum
 over 64 rows, which for 64 steps is their 98.9th percentile; `unannounced_factor` 5 (the evaluations of recordings
 `llama31-405b-clean` and `wmt-transformer-spike-55` take 3 to 4 of their rows); `unknown_seconds` 900 (s; Marin's
 limit, while no step has been timed); `init_seconds`, `compile_seconds` and `restore_seconds` 2700 (s; Marin allows 45
@@ -62,6 +63,8 @@ class ProgressSettings(Settings):
     """Raise it for steps of very uneven length."""
     train_seconds: float = Field(default=60.0, gt=0)
     """Lower bound of the budget of a step."""
+    grace_seconds: float = Field(default=240.0, ge=0)
+    """How much longer than its budget a step may take before it is critical. Lower it where restarts take less."""
     unannounced_factor: float = Field(default=5.0, ge=1)
     """Patience with sources that do not tell an evaluation from a step."""
     unknown_seconds: float = Field(default=900.0, gt=0)
@@ -83,10 +86,13 @@ def evaluate(signals: Signals, settings: ProgressSettings) -> Verdicts:
 def _stall(signals: Signals, settings: ProgressSettings) -> Verdicts:
     age = signals.time - signals.time[_last_progress(signals)]
     budget = _budget(signals, settings)
-    level = np.where(age > budget, Level.CRITICAL, Level.OK)
-    level = np.where(np.isnan(age), Level.UNKNOWN, level).astype(np.int8)
-    reason = np.where(signals.phase == Phase.TRAIN, 0, 1).astype(np.int8)
-    return Verdicts(level, age, budget, reason)
+    training = signals.phase == Phase.TRAIN
+    critical = budget + np.where(training, settings.grace_seconds, 0.0)
+    level = np.select(
+        [np.isnan(age), age > critical, age > budget], [Level.UNKNOWN, Level.CRITICAL, Level.WARN], Level.OK
+    )
+    reason = np.where(training, 0, 1).astype(np.int8)
+    return Verdicts(level.astype(np.int8), age, np.where(age > critical, critical, budget), reason)
 
 
 def _last_progress(signals: Signals) -> NDArray[np.intp]:

@@ -39,13 +39,13 @@ def without_clock(run: Run) -> Run:
 
 TABLE = [
     Scenario("a healthy run is ok from its first record", RUN, [(OK, 0, 399)]),
-    Scenario("no step for ten minutes", hung(RUN, 200, 600.0), [(CRITICAL, 206, 258)]),
+    Scenario("no step for ten minutes", hung(RUN, 200, 600.0), [(WARN, 206, 229), (CRITICAL, 230, 258)]),
     Scenario("no step for just under the budget", hung(RUN, 200, 60.0)),
-    Scenario("no step for just over the budget", hung(RUN, 200, 80.0), [(CRITICAL, 206, 206)]),
+    Scenario("no step for just over the budget", hung(RUN, 200, 80.0), [(WARN, 206, 206)]),
     Scenario(
         "the last records are ticks of a run that hangs",
         Run(hung(RUN, 200, 600.0).signals.take(slice(0, 230))),
-        [(CRITICAL, 206, 229)],
+        [(WARN, 206, 229)],
     ),
     Scenario("the trainer ends", hung(RUN.in_phase(Phase.FINISHED, 200, 200), 201, 90_000.0)),
     Scenario("the trainer is paused for a night", in_phase(Phase.PAUSED, 40_000.0)),
@@ -57,17 +57,23 @@ TABLE = [
     Scenario("a restore hangs", in_phase(Phase.RESTORE, 2800.0), [(CRITICAL, 471, 479)]),
     Scenario("initialisation hangs", in_phase(Phase.INIT, 2800.0), [(CRITICAL, 471, 479)]),
     Scenario("records that repeat a phase are no progress", RUN.in_phase(Phase.EVAL, 200, 399), [(CRITICAL, 301, 399)]),
-    Scenario("the job is down between two attempts", hung(RUN.resume(200, 5190), 200, 600.0), [(CRITICAL, 206, 258)]),
+    Scenario(
+        "the job is down between two attempts",
+        hung(RUN.resume(200, 5190), 200, 600.0),
+        [(WARN, 206, 229), (CRITICAL, 230, 258)],
+    ),
     Scenario("a source that announces no phases evaluates for four minutes", hung(FOREIGN, 200, 250.0)),
-    Scenario("a source that announces no phases hangs", hung(FOREIGN, 200, 600.0), [(CRITICAL, 230, 258)]),
-    Scenario("nothing has been timed yet", hung(RUN, 1, 1000.0), [(CRITICAL, 91, 99)]),
+    Scenario(
+        "a source that announces no phases hangs", hung(FOREIGN, 200, 600.0), [(WARN, 230, 253), (CRITICAL, 254, 258)]
+    ),
+    Scenario("nothing has been timed yet", hung(RUN, 1, 1000.0), [(WARN, 91, 99)]),
     Scenario(
         "steps of five minutes are no stall",
         slow := Run(replace(RUN.signals, time=RUN.signals.time[0] + 300.0 * np.arange(400))),
         [(OK, 0, 399)],
     ),
     Scenario("steps of five minutes and one of fourteen", slow.pause(200, 540.0, ticks=40), [(OK, 0, 439)]),
-    Scenario("steps of five minutes and one of sixteen", slow.pause(200, 660.0, ticks=47), [(CRITICAL, 245, 246)]),
+    Scenario("steps of five minutes and one of sixteen", slow.pause(200, 660.0, ticks=47), [(WARN, 245, 246)]),
     Scenario("the clock is set back", Run(replace(RUN.signals, time=RUN.signals.time - 9e3 * (np.arange(400) > 200)))),
     Scenario("no clock", without_clock(hung(RUN, 200, 600.0)), [(UNKNOWN, 0, 399)][:0]),
     Scenario("one restart", restarted(200)),
