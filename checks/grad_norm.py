@@ -132,9 +132,9 @@ def _skipped(signals: Signals, settings: GradNormSettings) -> Verdicts:
     skipped = np.repeat(records, times)
     so_far = np.searchsorted(skipped, records, side="right")
     count = np.zeros(len(rows))
-    for nth in range(1, 3 * settings.skipped_steps + 2):
+    for nth in range(1, min(3 * settings.skipped_steps + 1, len(skipped)) + 1):
         which = so_far - nth
-        at = skipped[np.maximum(which, 0)] if len(skipped) else records
+        at = skipped[np.maximum(which, 0)]
         near = (records - at < SKIP_STEPS) & (signals.step[rows] - signals.step[rows[at]] < SKIP_STEPS)
         count += (which >= 0) & near
     level = np.select(

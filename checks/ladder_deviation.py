@@ -94,11 +94,14 @@ def evaluate(signals: Signals, settings: LadderDeviationSettings) -> Verdicts:
     rows = signals.observed("train/loss")
     loss = usable(signals.values("train/loss"))
     band = _registered(signals, settings.curves)
-    curve = _against_curve(loss, band, signals.step[rows].astype(np.float64), settings)
-    own = _against_own_trend(loss)
-    mixed = np.where(np.isfinite(band[0]), 0, len(rows)) + np.arange(len(rows))
-    chosen = Verdicts.concatenate([curve, own]).take(mixed)
-    return Verdicts.held(chosen, rows, len(signals))
+    on_curve = np.isfinite(band[0])
+    parts: list[Verdicts] = []
+    if on_curve.any():
+        parts.append(_against_curve(loss, band, signals.step[rows].astype(np.float64), settings))
+    if not on_curve.all():
+        parts.append(_against_own_trend(loss))
+    chosen = np.where(on_curve, 0, len(parts) - 1) * len(rows) + np.arange(len(rows))
+    return Verdicts.held(Verdicts.concatenate(parts).take(chosen), rows, len(signals))
 
 
 def _registered(signals: Signals, curves: Sequence[Curve]) -> Floats:

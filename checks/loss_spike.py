@@ -9,10 +9,9 @@ Why it matters: a Llama 3.1 8B run went from 3.39 to 24.82 in two steps and need
 (marin-community/marin issue 1368).
 
 Warns and turns critical when: warns at the first record whose residual exceeds `z_limit` sigmas and `min_jump_nats`,
-at two records in a row that nearly do, or when eight records on average do by their own scale (a lasting shift of five
-sigmas is found within ten records). Critical when the loss is still up at the third record, or at the second of
-a spike that comes back within sixteen. Unknown until some thirty
-losses have been seen, and where the loss is not finite.
+at two records in a row that nearly do, or at five of seven that are half-way there (a lasting shift of five sigmas is
+found within ten records). Critical when the loss is still up at the third record, or at the second of a spike that
+comes back within sixteen. Unknown until some thirty losses have been seen, and where the loss is not finite.
 
 Defaults: `z_limit` 6 (sigmas): OLMo-core's and MaxText's rule, 0 false alarms in 10,000 steps of normal noise.
 `min_jump_nats` 0.05: the floor of Marin's loss-spike alert. Windows, tail and odd batches: our replay of fourteen
@@ -55,7 +54,7 @@ SCALE = 128  # records of the noise scale, as in OLMo-core
 BLOCK = 16  # the tail is read off the maxima of blocks of 16 ...
 MEMORY = 384  # ... over this many records, in which odd batches are remembered as well
 SHIFT_RECORDS, SHIFT_WINDOW = 5, 7  # so many of so many ...
-SHIFT = 0.45  # ... above this share of the limit are a small lasting shift
+SHIFT = 0.46  # ... above this share of the limit are a small lasting shift
 EARLIEST = 12  # observations that a scale needs: 32 records of history are enough for all (recording of BLOOM)
 
 
@@ -79,7 +78,8 @@ class Noise(NamedTuple):
 def evaluate(signals: Signals, settings: LossSpikeSettings) -> Verdicts:
     """Level per record (T); value and limit in nats above the trend. UNKNOWN: no trend or scale yet, or a NaN loss."""
     loss = usable(signals.values("train/loss"))
-    residual = loss - trend(loss)
+    expected, recent = trend(loss)
+    residual = loss - expected
     noise = measure(loss, residual, settings.min_jump_nats / settings.z_limit)
     z = residual / noise.sigma
     matters = residual > settings.min_jump_nats
@@ -89,7 +89,12 @@ def evaluate(signals: Signals, settings: LossSpikeSettings) -> Verdicts:
     pair, still = lasting_jumps(z, noise, odd, settings.z_limit)
     correlated = 1.0 + np.maximum(noise.correlation - 0.5, 0.0)
     shift_limit = settings.z_limit * SHIFT * np.sqrt(np.sqrt(noise.tail)) * correlated
-    shifted = matters & (z > shift_limit) & (rolling_count(z > shift_limit, SHIFT_WINDOW) >= SHIFT_RECORDS)
+    shifted = (
+        matters
+        & (loss > recent + settings.min_jump_nats)
+        & (z > shift_limit)
+        & (rolling_count(z > shift_limit, SHIFT_WINDOW) >= SHIFT_RECORDS)
+    )
     # Which sentence holds, in the order of its urgency.
     reason = np.select([matters & still, single, matters & pair, shifted], [1, 0, 2, 3], 0).astype(np.int8)
     level = np.where(single | (matters & pair) | shifted, Level.WARN, Level.OK)
@@ -101,16 +106,17 @@ def evaluate(signals: Signals, settings: LossSpikeSettings) -> Verdicts:
     return Verdicts.held(verdicts, signals.observed("train/loss"), len(signals))
 
 
-def trend(loss: Floats) -> Floats:
-    """What the loss should be: the last window's median, extrapolated, but not below the minimum of the last records.
+def trend(loss: Floats) -> tuple[Floats, Floats]:
+    """What the loss should be, and the last window's median, from which that is extrapolated.
 
-    The slope is never taken as positive (a loss that has begun to rise is no trend) and at seven tenths (a falling loss
-    falls ever more slowly; the full slope undershoots by a sigma in the first thousand steps of Mixtral's recording).
+    It is not below the minimum of the last records. The slope is never taken as positive (a loss that has begun to rise
+    is no trend) and at seven tenths (a falling loss falls ever more slowly; the full slope undershoots by a sigma in
+    the first thousand steps of Mixtral's recording).
     """
     middle = rolling_median(loss, HALF, HALF // 3)
     recent, older = lagged(middle, GUARD), lagged(middle, GUARD + HALF)
     slope = np.minimum(np.nan_to_num((recent - older) / HALF), 0.0)
-    return np.maximum(recent + 0.7 * slope * (GUARD + HALF / 2), lagged(rolling_min(loss, HALF), 1))
+    return np.maximum(recent + 0.7 * slope * (GUARD + HALF / 2), lagged(rolling_min(loss, HALF), 1)), recent
 
 
 def measure(loss: Floats, residual: Floats, smallest: float) -> Noise:
@@ -178,6 +184,6 @@ CHECK = Check(
         "The loss is {value:.3f} nats above its trend (limit {limit:.3f}).",
         "The loss is still {value:.3f} nats above its trend at the third record (limit {limit:.3f}).",
         "The loss is {value:.3f} nats above its trend for the second record (limit {limit:.3f}).",
-        "The loss of the last eight records is {value:.3f} nats above its trend (limit {limit:.3f}).",
+        "The loss stays above its trend, now by {value:.3f} nats (limit {limit:.3f} for five of seven records).",
     ),
 )

@@ -73,14 +73,16 @@ def rolling_sum(values: Floats, window: int) -> Floats:
 
     Exact while the magnitudes of all `values` together stay below 2**33.
     """
-    total = np.concatenate([np.zeros(1), _fixed_point_total(values)])
-    ends = np.arange(1, len(values) + 1)
-    return (total[ends] - total[np.maximum(ends - window, 0)]) / _FIXED
+    total = _fixed_point_total(values)
+    total[window:] -= total[:-window].copy()
+    return total / _FIXED
 
 
 def rolling_count(flags: Flags, window: int) -> NDArray[np.int64]:
     """How many of each window's flags are set."""
-    return rolling_sum(flags.astype(np.float64), window).astype(np.int64)
+    count = np.cumsum(flags, dtype=np.int64)
+    count[window:] -= count[:-window].copy()
+    return count
 
 
 def cusum(values: Floats, window: int) -> Floats:
@@ -99,4 +101,4 @@ def _fixed_point_total(values: Floats) -> Floats:
 
 def lasting(flags: Flags, records: int) -> Flags:
     """Whether the last `records` observations are all set."""
-    return rolling_min(flags.astype(np.float64), records, at_least=records) > 0
+    return rolling_count(flags, records) == records
