@@ -29,6 +29,11 @@ class AuditRow:
     previous: str
     hash: str
 
+    @property
+    def sentence(self) -> str:
+        """What happened, for people."""
+        return str(json.loads(self.payload).get("sentence", self.kind))
+
     def columns(self) -> dict[str, Any]:
         """Its columns in the database."""
         return dict(self.__dict__)

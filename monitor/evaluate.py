@@ -36,22 +36,35 @@ class LiveJudge:
     def __init__(self, checks: Mapping[str, Check], context: Signals, history: Callable[[], Signals]) -> None:
         self.checks = checks
         self.context = context
+        self.rows = context
+        """Context and the block that was judged last."""
+        self.errors: dict[str, str] = {}
         self._history = history
         self._trimmed = False
         self._size_when_cut = 0
 
     def judge(self, block: Signals, settings: Mapping[str, Settings], changes: Sequence[Change]) -> Judged:
         """Verdicts of every row of `block`, which follows the accepted rows."""
+        self.rows = self.context
         if not len(block):
             return Judged()
         if self._trimmed and _begins_attempt(self.context, block):
             self.context, self._trimmed = self._history(), False
-        rows = Signals.concatenate([self.context, block])
+        self.rows = Signals.concatenate([self.context, block])
+        judged = self._judged(self.rows, settings, changes, len(self.context))
+        self.errors = dict(judged.errors)
+        return judged
+
+    def again(self, count: int, settings: Mapping[str, Settings], changes: Sequence[Change]) -> Judged:
+        """Verdicts of the last `count` accepted rows, which were judged before."""
+        return self._judged(self.context, settings, changes, max(0, len(self.context) - count))
+
+    def _judged(self, rows: Signals, settings: Mapping[str, Settings], changes: Sequence[Change], known: int) -> Judged:
         verdicts: dict[str, Verdicts] = {}
         errors: dict[str, str] = {}
         for name, check in self.checks.items():
             try:
-                verdicts[name] = judge(check, rows, settings[name], changes, known=len(self.context))
+                verdicts[name] = judge(check, rows, settings[name], changes, known=known)
             except Exception as error:  # one check must not take the others with it
                 log.exception("the check %s raised", name)
                 errors[name] = f"{type(error).__name__}: {error}"
@@ -59,9 +72,9 @@ class LiveJudge:
 
     def accept(self, block: Signals, settings: Mapping[str, Settings], changes: Sequence[Change]) -> None:
         """`block` is judged and stored: it becomes context, and what nobody looks at any more goes."""
-        if not len(block):
-            return
-        self.context = Signals.concatenate([self.context, block])
+        if len(block):
+            self.context = Signals.concatenate([self.context, block])
+        self.rows = self.context
         if len(self.context) > self._size_when_cut + SLACK_ROWS:
             rows = needed_rows(self.context, self.checks, settings, changes)
             self._trimmed = self._trimmed or len(rows) < len(self.context)

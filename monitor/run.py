@@ -46,6 +46,11 @@ class RunReader:
         return self._rows.attempts
 
     @property
+    def records(self) -> int:
+        """Lines read so far, without those left out."""
+        return sum(segment.line - 1 for segment in self._segments.values()) - self._rows.malformed
+
+    @property
     def malformed(self) -> int:
         """Lines left out so far."""
         return self._rows.malformed

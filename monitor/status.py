@@ -121,7 +121,7 @@ class AuditStatus(TypedDict):
     sentence: str
 
 
-class Condition(TypedDict):
+class ConditionStatus(TypedDict):
     """Something that keeps the daemon from doing its whole work: a full disk, a check that raises."""
 
     kind: str
@@ -144,5 +144,5 @@ class Status(TypedDict):
     plans: list[PlanStatus]
     incidents: list[IncidentStatus]
     audit: list[AuditStatus]
-    conditions: list[Condition]
+    conditions: list[ConditionStatus]
     daemon: dict[str, Any]  # {"version", "pid", "started", "tick", "ready", "outbox_pending", "listen"}

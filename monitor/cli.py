@@ -1,0 +1,54 @@
+"""The command line: which command lives where. Nothing is imported before it is run, so `runwatch --help` is quick.
+
+Exit codes: 0 healthy, 1 degraded, 2 critical; 64 and above when the command could not do its work (sysexits.h).
+"""
+
+import os
+import sys
+
+import click
+
+from runwatch.monitor.lazy import FAILED, USAGE, Failure, LazyGroup
+
+LAZY = {
+    "audit": ("runwatch.monitor.commands:audit", "Verify the audit log's chain of hashes."),
+    "backtest": ("runwatch.monitor.backtest_command:command", "What the checks would have said of a run on disk."),
+    "declare": ("runwatch.monitor.commands:declare", "Announce a planned change, so that checks re-base there."),
+    "demo": ("runwatch.monitor.start:demo", "Train, break it, and watch the plan be carried out."),
+    "explain": ("runwatch.monitor.explain:command", "What a check or risk node does, why, and what to do."),
+    "plan": ("runwatch.monitor.plan_command:plan", "Fallback plans: list, preview, approve, reject, switch off."),
+    "signals": ("runwatch.monitor.explain:signals", "The canonical signals and what others call them."),
+    "status": ("runwatch.monitor.commands:status", "How a watched run stands; exits 0, 1 or 2."),
+    "train": ("runwatch.monitor.start:train", "Train with the reference trainer."),
+    "validate": ("runwatch.monitor.commands:validate", "Check a run card, or a whole run directory."),
+    "watch": ("runwatch.monitor.service:watch", "Watch a run: judge, tell, direct, serve metrics and pages."),
+}
+
+
+@click.group(cls=LazyGroup, lazy=LAZY, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="runwatch")
+def cli() -> None:
+    """Watch a training run, judge it with twelve checks, and carry out the plans that were written down with it."""
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        result = cli.main(standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else 0)
+    except click.UsageError as error:
+        error.show()
+        sys.exit(USAGE)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.code if isinstance(error, Failure) else FAILED)
+    except click.Abort:
+        click.echo("stopped", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

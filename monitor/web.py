@@ -1,0 +1,111 @@
+"""What the daemon serves: metrics, health, the status document, its stream of changes, the status page, runbooks."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator
+from html import escape
+from importlib.resources import files
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from runwatch.monitor.config import address
+from runwatch.monitor.daemon import Daemon
+from runwatch.monitor.explain import explanation
+from runwatch.monitor.metrics import Collector
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+EVENT_SECONDS = 1.0
+KEEP_ALIVE_EVENTS = 15
+
+
+def application(daemon: Daemon) -> Starlette:
+    """The web application of a daemon."""
+    collector = Collector(daemon.watch, daemon.counts)
+
+    def metrics(_: Request) -> Response:
+        return Response(collector.text(), media_type=METRICS_TYPE)
+
+    def healthz(_: Request) -> Response:
+        text = f"the last tick ended {daemon.age:.1f} s ago\n"
+        return PlainTextResponse(text, status_code=200 if daemon.healthy else 503)
+
+    def readyz(_: Request) -> Response:
+        held = "".join(f"{condition['message']}\n" for condition in daemon.watch.conditions.listed())
+        ready = daemon.counts.ready and daemon.healthy
+        return PlainTextResponse(f"{'ready' if ready else 'not ready'}\n{held}", status_code=200 if ready else 503)
+
+    def status(_: Request) -> Response:
+        if daemon.watch.status is None:
+            return JSONResponse({"error": "the first tick has not ended yet"}, status_code=503)
+        return JSONResponse(daemon.watch.status)
+
+    def runbook(request: Request) -> Response:
+        text = explanation(request.path_params["name"])
+        body = f"<pre style='max-width:60em;margin:2em auto;white-space:pre-wrap'>{escape(text or 'unknown')}</pre>"
+        return HTMLResponse(body, status_code=200 if text else 404)
+
+    routes: list[BaseRoute] = [
+        Route("/", _page),
+        Route("/metrics", metrics),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/api/status", status),
+        Route("/api/events", lambda _: StreamingResponse(_events(daemon), media_type="text/event-stream")),
+        Route("/runbooks/{name}", runbook),
+    ]
+    static = files("runwatch.monitor") / "static"
+    if static.is_dir():
+        routes.append(Mount("/static", StaticFiles(directory=str(static))))
+    return Starlette(routes=routes)
+
+
+def _page(_: Request) -> Response:
+    page = files("runwatch.monitor") / "templates" / "status.html"
+    if page.is_file():
+        return HTMLResponse(page.read_text(encoding="utf-8"))
+    return HTMLResponse("<p>The run's status: <a href='api/status'>JSON</a>, <a href='metrics'>metrics</a></p>")
+
+
+async def _events(daemon: Daemon) -> AsyncIterator[str]:
+    """Server-sent events: the whole document under the name `status` whenever it has changed."""
+    seen, idle = 0, 0
+    while True:
+        status = daemon.watch.status
+        if status is not None and status["version"] != seen:
+            seen, idle = status["version"], 0
+            yield f"event: status\nid: {seen}\ndata: {json.dumps(status)}\n\n"
+        elif idle >= KEEP_ALIVE_EVENTS:
+            idle = 0
+            yield ": still here\n\n"
+        idle += 1
+        await asyncio.sleep(EVENT_SECONDS)
+
+
+class WebServer:
+    """The application on its own thread; `port` is the one it got."""
+
+    def __init__(self, daemon: Daemon, listen: str) -> None:
+        host, port = address(listen)
+        self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        config = uvicorn.Config(application(daemon), log_level="warning", access_log=False, lifespan="off")
+        config.timeout_graceful_shutdown = 2
+        self._server = uvicorn.Server(config)
+        self.port: int = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="web", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.should_exit = True
+        self._thread.join(10)
+        self._socket.close()
