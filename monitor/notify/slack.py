@@ -77,11 +77,18 @@ class Slack:
 
     def _tell(self, message: Message, memory: Memory) -> None:
         if message.kind == "digest":
-            self._show(message, memory, lambda _: blocks.digest(message.payload))
+            self._tell_digest(message, memory)
         elif message.kind in ("plan_proposed", "plan_updated"):
             self._tell_plan(message, memory)
         else:
             self._tell_incident(message, memory)
+
+    def _tell_digest(self, message: Message, memory: Memory) -> None:
+        """Every digest is a message of its own."""
+        if memory.get("digest") != message.key:
+            memory.clear()
+            memory["digest"] = message.key
+        self._show(message, memory, lambda _: blocks.digest(message.payload))
 
     def _tell_incident(self, message: Message, memory: Memory) -> None:
         payload = message.payload
@@ -100,7 +107,7 @@ class Slack:
         buttons = self.config.takes_decisions
         self._show(message, memory, lambda mention: blocks.plan(payload, buttons=buttons, mention=mention))
         if payload["state"] not in ("proposed", "observed"):
-            self._reply(message, memory, payload["state"], payload["summary"])
+            self._reply(message, memory, payload["state"], payload["summary"], self._mentions(message))
 
     def _mentions(self, message: Message) -> str:
         """Only what is critical and not over calls people."""
@@ -185,7 +192,7 @@ class Slack:
 
 def _key(message: Message) -> str:
     """What the message is known by in the channel, where other runs tell of theirs too."""
-    return f"{message.run}/{message.subject}"
+    return message.key if message.kind == "digest" else f"{message.run}/{message.subject}"
 
 
 def _mention(who: str) -> str:
