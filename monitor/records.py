@@ -33,6 +33,9 @@ _PHASES = {phase.name.lower(): int(phase) for phase in Phase}
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NUMBERS = frozenset({float, int})
 
+_Head = tuple[int, int, float, float, int, bool]
+"""Attempt, step, tokens, time, phase, and whether it is a tick."""
+
 FIRST_TICK = 10.0
 """Seconds of silence before the first tick row, and the shortest gap between two."""
 
@@ -179,11 +182,12 @@ class Rows:
         self._ticks = ticks
         self._resolve = resolver
         self._columns: set[str] = set()
-        self._head: list[tuple[int, int, float, float, int, bool]] = []
+        self._head: list[_Head] = []
         self._packed: list[NDArray[np.float64]] = []
         self._length = 0
         self._layouts: dict[tuple[str, ...], _Layout] = {}
-        self._last = (0, 0, math.nan, math.nan, int(Phase.INIT))
+        self._last: _Head = (0, 0, math.nan, math.nan, int(Phase.INIT), False)
+        self._attempt: object = object()
         self._last_time = math.nan
         self._ticked = 0
 
@@ -203,17 +207,18 @@ class Rows:
     def append(self, record: Mapping[str, Any], number: int = 0) -> None:
         """Append one parsed record, after the tick rows of the silence before it."""
         try:
-            attempt, step, tokens, time, phase = self._read_head(record, number)
+            row = self._read_head(record, number)
         except MalformedError as error:
             self.reject(number, error)
             return
-        if time > self._last_time and time - self._last_time > FIRST_TICK:
+        time = row[3]
+        if time - self._last_time > FIRST_TICK:
             self.pass_time(time)
-        if not math.isnan(time):
+        if time == time:  # noqa: PLR0124 - not NaN, at a tenth of the price of a call
             self._last_time = time
             self._ticked = 0
-        self._last = (attempt, step, tokens, time, phase)
-        self._append_rows([(attempt, step, tokens, time, phase, False)])
+        self._last = row
+        self._append_row(row)
         self._append_metrics(record, number)
 
     def pass_time(self, now: float) -> None:
@@ -221,14 +226,15 @@ class Rows:
         if not self._ticks or math.isnan(self._last_time):
             return
         due = tick_times(self._last_time, now)
-        attempt, step, tokens, _, phase = self._last
-        self._append_rows([(attempt, step, tokens, time, phase, True) for time in due[self._ticked :]])
+        attempt, step, tokens, _, phase, _ = self._last
+        for time in due[self._ticked :]:
+            self._append_row((attempt, step, tokens, time, phase, True))
         self._ticked = max(self._ticked, len(due))
 
-    def _append_rows(self, rows: Sequence[tuple[int, int, float, float, int, bool]]) -> None:
-        self._head.extend(rows)
-        self._length += len(rows)
-        if len(self._head) >= _CHUNK:
+    def _append_row(self, row: _Head) -> None:
+        self._head.append(row)
+        self._length += 1
+        if len(self._head) == _CHUNK:
             self._packed.append(np.array(self._head, np.float64))
             self._head = []
 
@@ -324,7 +330,7 @@ class Rows:
         self._columns.add(signal)
         return True
 
-    def _read_head(self, record: Mapping[str, Any], number: int) -> tuple[int, int, float, float, int]:
+    def _read_head(self, record: Mapping[str, Any], number: int) -> _Head:
         get = record.get
         step = get("step")
         if type(step) is not int or not 0 <= step < _INTEGER_LIMIT:
@@ -333,13 +339,10 @@ class Rows:
         phase = _PHASES.get(name) if isinstance(name, str) else None
         if phase is None:
             raise MalformedError(f"phase is {_short(name)}", f"Write one of {', '.join(_PHASES)}")
-        return (
-            self._number_of(get("attempt")),
-            step,
-            self._read("tokens", get("tokens"), number),
-            self._read("time", get("time"), number),
-            phase,
-        )
+        attempt = get("attempt")
+        attempt = self._last[0] if attempt == self._attempt else self._number_of(attempt)
+        tokens, time = self._read("tokens", get("tokens"), number), self._read("time", get("time"), number)
+        return attempt, step, tokens, time, phase, False
 
     def _number_of(self, attempt: Any) -> int:
         """The attempt's number; a record that names none belongs to the last one."""
@@ -348,15 +351,14 @@ class Rows:
         name = "" if attempt is None else attempt
         if not isinstance(name, str):
             raise MalformedError(f"attempt is {_short(attempt)}", "Write a string, a new one at each process start")
-        if self.attempts and self.attempts[self._last[0]] == name:
-            return self._last[0]
         if name not in self.attempts:
             self.attempts.append(name)
+        self._attempt = name
         return self.attempts.index(name)
 
     def _read(self, key: str, value: Any, number: int) -> float:
         """A number of the head; missing or unusable is NaN."""
-        if type(value) in _NUMBERS and 0 <= value < float(_INTEGER_LIMIT):
+        if type(value) in _NUMBERS and 0 <= value < _INTEGER_LIMIT:
             return float(value)
         if value is not None:
             self._tell(number, f"{key} is {_short(value)}", "Write a number of 0 or more; it counts as missing")

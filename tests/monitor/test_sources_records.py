@@ -170,3 +170,11 @@ def test_the_first_name_in_the_order_of_aliases_wins_and_the_other_is_told() -> 
     assert signals.values("train/loss").tolist() == [2.0]
     assert signals.values("optim/learning_rate").tolist() == [1.0]
     assert rows.shadowed == {"loss": "lm loss", "lr": "learning_rate"}
+
+
+def test_a_record_without_an_attempt_belongs_to_the_last_one() -> None:
+    rows = Rows()
+    for attempt in (None, "b", None, "c", "b"):
+        rows.append({"step": 1} | ({} if attempt is None else {"attempt": attempt}))
+    assert rows.attempts == ["", "b", "c"]
+    assert rows.drain().attempt.tolist() == [0, 1, 1, 2, 1]
