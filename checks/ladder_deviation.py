@@ -10,10 +10,11 @@ left to save. Downwards is no luck either: a loader that restarted at shard 1 ma
 (entrenar issue 294), and a fine-tune falls by a stair of 0.05 to 0.09 nats at each repeated epoch (recording
 `mistral-7b-finetune-epoch-repeats`).
 
-Warns and turns critical when: warns when the cumulative sum of residuals passes its limit, either way; at five records
-mostly outside the band widened by `margin_nats`; without a curve at a level 0.12 nats above the lowest of 256 records
-or a stair of 0.035 nats lasting 6 records. Critical when above the widened band for `lasting_steps`, and without a
-curve at 0.5 nats above the lowest for 64 records. Low never turns critical: it is no reason to shorten a run.
+Warns and turns critical when: warns when the cumulative sum of residuals passes its limit, either way (after 320
+records, so that a warm-up is forgotten); at five records mostly outside the band widened by `margin_nats` (by 2.5
+sigmas where the noise is larger, at most 0.3); without a curve at a level 0.12 nats above the lowest of 256 records or
+a stair of 0.035 nats lasting 6 records. Critical when above the widened band for `lasting_steps`, and without a curve
+at 0.5 nats above the lowest for 64 records. Low never turns critical: it is no reason to shorten a run.
 
 Defaults: `min_shift_nats` 0.03 (nats): twice what evaluations of OLMo 2 7B rise by chance; found within some 30 records
 at noise of 0.02. `margin_nats` 0.05: as `loss_spike`. `lasting_steps` 50 (steps): spikes of the Llama recordings recede
@@ -52,6 +53,7 @@ from runwatch.checks.windows import (
 )
 
 MEAN, SCALE, MEMORY = 16, 256, 256
+SETTLED = 320  # observations before which no sum is trusted
 LEVEL, STAIR, BEFORE = 12, 20, 64  # a stair: the median of 12 falls within 20, against the falls of the 64 before
 
 
@@ -130,12 +132,13 @@ def _against_curve(loss: Floats, band: Floats, steps: Floats, settings: LadderDe
     mean, long_mean = rolling_sum(bounded, MEAN) / MEAN, rolling_sum(bounded, 4 * MEAN) / (4 * MEAN)
     slack = np.maximum(settings.min_shift_nats / 2, (high - low) / 16)
     sigma, variance = _noise(residual, mean)
-    limit = np.maximum(7.0 * variance / slack, 10.0 * slack)
+    settled = np.isfinite(lagged(loss, SETTLED))  # the noise of a warm-up would outlast its own limit
+    limit = np.where(settled, np.maximum(7.0 * variance / slack, 10.0 * slack), np.inf)
     cut = np.maximum(4.0 * sigma, 2.0 * slack)  # outliers do not add up
     tame = np.clip(residual, -cut, cut)
     up = (cusum(tame - slack, MEMORY) > limit) & ((mean > slack) | (long_mean > 0.6 * slack))
     down = (cusum(-tame - slack, MEMORY) > limit) & ((mean < -slack) | (long_mean < -0.6 * slack))
-    margin = np.fmax(settings.margin_nats, np.minimum(1.5 * np.sqrt(variance), 0.2))
+    margin = np.fmax(settings.margin_nats, np.minimum(2.5 * np.sqrt(variance), 0.3))
     over, under = loss - high - margin, low - margin - loss
     above, below = _mostly_positive(over), _mostly_positive(under)
     lasts = _lasts(above | (over > 0.5), steps, settings.lasting_steps)
@@ -155,7 +158,7 @@ def _noise(residual: Floats, mean: Floats) -> tuple[Floats, Floats]:
     """
     sigma = _spread(residual - lagged(residual, 1), SCALE) / np.sqrt(2.0)
     blocks = _spread(mean - lagged(mean, MEAN), SCALE)
-    return sigma, np.maximum(sigma**2, blocks**2 * MEAN / 2)
+    return sigma, np.fmax(sigma**2, blocks**2 * MEAN / 2)
 
 
 def _spread(values: Floats, window: int) -> Floats:
