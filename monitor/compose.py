@@ -181,6 +181,7 @@ def _check(view: View, check: Check) -> CheckStatus:
 def _node(view: View, verdict: NodeVerdict) -> NodeStatus:
     node = all_nodes()[verdict.node]
     settings = view.settings.get(verdict.node) or node.settings()
+    begin, end = node.window(settings)
     return {
         "name": verdict.node,
         "plan": verdict.plan,
@@ -189,7 +190,7 @@ def _node(view: View, verdict: NodeVerdict) -> NodeStatus:
         "state": verdict.state.value,
         "reason": verdict.reason,
         "progress": verdict.progress if math.isfinite(verdict.progress) else 0.0,
-        "window": node.window(settings),
+        "window": (begin, min(end, 1.0)),
     }
 
 

@@ -1,5 +1,6 @@
 """What commands share: a group that imports a command only when it is run, exit codes, the RUN_DIR argument."""
 
+import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +11,8 @@ import click
 USAGE, DATA, UNAVAILABLE, FAILED = 64, 65, 69, 70
 """Exit codes of sysexits.h: a wrong command line, input that cannot be used, nothing to ask, a failure of our own."""
 
+by_option = click.option("--by", required=True, default=lambda: os.environ.get("USER"), help="Your name [your login].")
+database_option = click.option("--database", metavar="URL", help="As given to `runwatch watch`.")
 run_dir_argument = click.argument("run_dir", type=click.Path(path_type=Path), metavar="RUN_DIR")
 
 

@@ -26,7 +26,8 @@ from runwatch.monitor.rulebook import CardFile, Rulebook, rulebook
 from runwatch.monitor.run import RunReader
 from runwatch.monitor.series import SPARKLINE, Series, sparkline
 from runwatch.monitor.store import Saved, Store, Transaction
-from runwatch.monitor.tick import Outcome, Snapshot, conclude
+from runwatch.monitor.tick import Outcome, Snapshot, conclude, world_of
+from runwatch.rules import World
 
 if TYPE_CHECKING:
     from runwatch.monitor.status import Status
@@ -123,6 +124,14 @@ class Watch:
         self.outcome = outcome
         self._act(now)
         return f"{len(block)} rows, {len(outcome.transitions)} changes of alerts, {len(outcome.messages)} messages"
+
+    def world(self, now: float) -> World | None:
+        """The world as it is without judging anything new; None while no plan can be made."""
+        block = self.reader.context.take(slice(0, 0))
+        with self.store.transaction() as tx:
+            saved = tx.load()
+            snapshot = self._snapshot(now, block, Judged(), self._rulebook(), self._receipts.read(), saved, tx)
+        return world_of(snapshot, saved.alerts)
 
     def _snapshot(
         self,
