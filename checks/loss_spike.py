@@ -14,8 +14,8 @@ found within ten records). Critical when the loss is still up at the third recor
 comes back within sixteen. Unknown until some thirty losses have been seen, and where the loss is not finite.
 
 Defaults: `z_limit` 6 (sigmas): OLMo-core's and MaxText's rule, 0 false alarms in 10,000 steps of normal noise.
-`min_jump_nats` 0.05: the floor of Marin's loss-spike alert. Windows, tail and odd batches: our replay of fourteen
-recorded runs, in which 46 single steps beyond 8 sigmas of one healthy run make three warnings.
+`min_jump_nats` 0.05: the floor of Marin's loss-spike alert. Windows, tail and odd batches: our replay of seventeen
+recorded runs, in which 46 single steps beyond 8 sigmas of one healthy run make four warnings.
 
 Does not see: slow drift (`ladder_deviation`), NaN (`finite`), a spike in the first thirty records.
 
