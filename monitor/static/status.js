@@ -1,0 +1,298 @@
+// The status page: one document, drawn again whenever a new one comes, and a plain word when none does.
+
+import { axis, chart, describe, lane, point, sparkline } from "./chart.js";
+import { byId, clock, compact, duration, el, known, link, list, number, percent, setText, state, whole } from "./dom.js";
+
+const OLD_SECONDS = 10, POLL_SECONDS = 5;
+let shown = null; // the newest document
+let soFar = false, cursor = null; // of the chart: its range, and the bucket that is read out
+let heard = 0, lost = null, asked = 0, skew = 0; // local Unix seconds; `skew` is the daemon's clock less ours
+let source = null, asking = null; // the stream; the decision in the dialog
+
+const now = () => Date.now() / 1000;
+
+function show(status) {
+  shown = status;
+  const { run, plans } = status;
+  document.title = `${status.health === "healthy" ? "" : `${status.health.toUpperCase()}: `}${run.name} – runwatch`;
+  setText(byId("name"), run.name);
+  byId("health").replaceWith(Object.assign(state(status.health), { id: "health" }));
+  setText(byId("sentence"), status.sentence);
+  announce(status);
+  list(byId("facts"), facts(status), ([label]) => label, fact);
+  list(byId("about"), [[run.hypothesis, run.owner, run.links]], () => "about", about);
+  list(byId("conditions"), status.conditions, (one) => one.kind, (one) => el("li", { class: "notice warning" }, one.message, " (since ", clock(one.since), ")"));
+  list(byId("checks").tBodies[0], [...status.checks].sort((a, b) => urgency(b) - urgency(a)), (one) => one.name, checkRow);
+  const waiting = plans.filter((plan) => plan.state === "proposed");
+  byId("decisions").hidden = !waiting.length;
+  byId("plans-off").hidden = status.plans_enabled;
+  list(byId("proposed"), waiting, (plan) => plan.id, planCard);
+  list(byId("plans"), plans.filter((plan) => plan.state !== "proposed"), (plan) => plan.id, planCard);
+  nothing(byId("plans"), waiting.length ? "" : "No plan has been proposed.");
+  list(byId("incidents"), [...status.incidents].sort((a, b) => (b.state === "firing") - (a.state === "firing")), (one) => one.id, incident);
+  nothing(byId("incidents"), "No incident so far.", "li");
+  list(byId("audit"), status.audit, (row) => row.seq, (row) => el("li", {}, clock(row.time), " ", el("span", { class: "kind" }, row.kind.replaceAll("_", " ")), " ", el("span", {}, row.sentence)));
+  const { version, pid, started } = status.daemon;
+  list(byId("daemon"), [[version, pid, started]], () => "daemon", () => el("span", {}, `runwatch ${version}`, pid ? `, process ${pid}` : "", ...(started ? [", up since ", clock(started)] : [])));
+  draw();
+}
+
+function nothing(parent, text, tag = "p") {
+  if (!parent.children.length && text) parent.append(el(tag, { class: "muted", "data-key": "nothing" }, text));
+}
+
+/** Screen readers hear the sentence when what it says of alarms and plans has changed, not at each step. */
+function announce(status) {
+  const alarms = status.checks.filter((check) => check.alert === "firing").map((check) => check.name + check.severity);
+  const told = JSON.stringify([status.health, alarms, status.plans.filter((plan) => plan.open).map((plan) => plan.id + plan.state)]);
+  const node = byId("announcement");
+  if (node.dataset.told !== told) setText(node, status.sentence);
+  node.dataset.told = told;
+}
+
+function facts({ run }) {
+  const { latest } = run, budget = run.token_budget;
+  const declared = run.declared_budget !== budget && budget !== null ? `, ${compact(run.declared_budget)} declared` : "";
+  return [
+    ["Step", whole(run.step), `${run.phase}, attempt ${run.attempt || "–"}`],
+    ["Tokens", compact(run.tokens), budget ? `${percent(run.fraction)} of ${compact(budget)}${declared}` : "no budget known"],
+    ["Loss", number(latest["train/loss"]), known(latest["eval/loss"]) ? `nats; held out ${number(latest["eval/loss"])}` : "nats"],
+    ["Tokens per second", compact(run.tokens_per_second), known(latest["throughput/mfu"]) ? `MFU ${percent(latest["throughput/mfu"])}` : "sustained"],
+    ["Ends", run.eta, run.eta],
+    ["Newest record", run.time, run.time],
+  ];
+}
+
+function fact([label]) {
+  const value = el("dd", {}), more = el("dd", { class: "muted" }), item = el("div", {}, el("dt", {}, label), value, more);
+  item.update = ([, first, second]) => {
+    item.time = typeof first === "number" ? first : null;
+    value.replaceChildren(item.time ? clock(item.time) : first ?? "–");
+    setText(more, item.time ? ago(item.time) : second ?? "");
+  };
+  return item;
+}
+
+const ago = (time) => {
+  const seconds = now() + skew - time;
+  return seconds < 0 ? `in ${duration(-seconds)}` : `${duration(seconds)} ago`;
+};
+
+function about([hypothesis, owner, links]) {
+  const parts = Object.entries(links).filter(([, url]) => url).flatMap(([name, url]) => [" ", link(name, url)]);
+  return el("span", {}, hypothesis, owner ? ` Owner: ${owner}.` : "", ...parts);
+}
+
+const urgency = (check) => (check.error ? 3 : { inactive: 0, pending: 1, firing: 4 }[check.alert]) + (check.severity === "critical" && check.alert === "firing" ? 1 : 0);
+
+function checkState(check) {
+  if (check.error) return state("critical", ": the check itself failed");
+  if (check.alert === "inactive") return state(check.level);
+  if (check.alert === "pending") return state(check.level, ", pending", "pending");
+  return state(check.severity, check.level === check.severity ? "" : `, now ${check.level}`);
+}
+
+function checkRow({ name, summary }) {
+  const detail = el("div", { class: "detail" }), cells = ["state-cell", "number", "number", "spark-cell"].map((kind) => el("td", { class: kind }));
+  const head = el("th", { scope: "row", role: "rowheader" }, el("a", { href: `runbooks/${encodeURIComponent(name)}`, title: "Runbook" }, name.replaceAll("_", " ")), detail);
+  const row = el("tr", {}, cells[0], head, ...cells.slice(1));
+  row.update = (check) => {
+    const alive = check.alert !== "inactive" || check.error;
+    row.classList.toggle("alive", Boolean(alive));
+    cells[0].replaceChildren(checkState(check));
+    const since = known(check.since_step) ? ` Since step ${whole(check.since_step)}${known(check.since_tokens) ? `, ${compact(check.since_tokens)} tokens` : ""}.` : "";
+    setText(detail, check.error ?? (alive ? `${check.message}${since}` : summary));
+    for (const [cell, value, word] of [[cells[1], check.value, "value "], [cells[2], check.limit, "limit "]]) {
+      cell.replaceChildren(el("span", { class: "narrow" }, word), number(value));
+    }
+    cells[3].replaceChildren(sparkline(check.sparkline, check.limit));
+  };
+  return row;
+}
+
+function nodeItem({ name, plan }) {
+  const head = el("p", {}, el("a", { href: `runbooks/${encodeURIComponent(name)}`, title: "Runbook" }, name.replaceAll("_", " ")), " → ", plan.replaceAll("_", " "));
+  const status = el("p", { class: "stand" }), reason = el("p", { class: "detail" }), picture = el("div");
+  const item = el("li", {}, el("div", { class: "head" }, head, status), picture, reason);
+  item.update = ({ node, plans, view }) => {
+    const [from, to] = node.window.map((edge, n) => Math.round(Math.min(known(edge) ? edge : n, 1) * 100));
+    status.replaceChildren(state(node.state, node.progress > 0 && node.state !== "firing" ? ` ${Math.round(node.progress * 100)} %` : ""), ` ${node.mode}, ${from} to ${to} %`);
+    picture.replaceChildren(lane(node.window, plans, view));
+    setText(reason, node.reason);
+  };
+  return item;
+}
+
+function planCard(plan) {
+  const decide = (approved, word) => {
+    const button = el("button", { type: "button", class: approved ? "primary" : null }, `${word}…`);
+    button.addEventListener("click", () => ask(plan, approved));
+    return button;
+  };
+  const buttons = [plan.state === "proposed" ? decide(true, "Approve") : null, ["proposed", "approved"].includes(plan.state) ? decide(false, "Reject") : null].filter(Boolean);
+  const loss = ({ loss: value, low, high }) => `${number(value)} (${number(low)} to ${number(high)})`;
+  const { forecast } = plan, command = `runwatch plan approve ${shown.run.directory} ${plan.id} --by NAME --reason TEXT`;
+  const history = plan.history.map((event) => el("li", {}, el("b", {}, event.event.replaceAll("_", " ")), " ", clock(event.time), known(event.step) ? `, step ${whole(event.step)}` : "", known(event.tokens) ? `, ${compact(event.tokens)} tokens` : ""));
+  return el("article", { class: "card" },
+    el("div", { class: "head" }, el("h3", {}, plan.plan.replaceAll("_", " "), " ", el("small", {}, plan.id)), state(plan.state)),
+    el("p", {}, plan.evidence),
+    el("ul", {}, ...plan.effects.map((effect) => el("li", {}, effect))),
+    forecast ? el("p", {}, `Predicted final loss: ${loss(forecast.old)} as planned, ${loss(forecast.new)} with this plan.`) : null,
+    plan.by || plan.reason ? el("p", {}, [plan.by, plan.reason].filter(Boolean).join(": ")) : null,
+    plan.open && plan.state === "proposed" && plan.expires ? el("p", {}, "Expires at ", clock(plan.expires), " if nobody decides.") : null,
+    buttons.length ? el("div", { class: "buttons" }, ...buttons) : null,
+    plan.state === "proposed" ? el("p", { class: "muted" }, "Or in a terminal: ", el("code", {}, command)) : null,
+    el("ol", { class: "history", "aria-label": "History" }, ...history),
+    el("details", {}, el("summary", {}, "Actions as the trainer gets them"), el("pre", {}, JSON.stringify(plan.actions, null, 1))));
+}
+
+function incident(one) {
+  const firing = one.state === "firing";
+  const when = el("p", { class: "muted" }, "Opened ", clock(one.opened), ` at step ${whole(one.since_step)}`, ...(one.resolved ? [", resolved ", clock(one.resolved)] : []), ` (${one.id})`);
+  return el("li", {}, el("p", {}, firing ? state(one.severity) : state("resolved"), " ", el("b", {}, one.check.replaceAll("_", " ")), firing ? "" : ` (was ${one.severity})`), el("p", {}, one.what), when);
+}
+
+// The chart
+
+function view() {
+  return axis(shown, Math.max(280, byId("chart").clientWidth), soFar);
+}
+
+function draw() {
+  if (!shown) return;
+  const node = byId("chart"), seen = view();
+  chart(node, shown, seen);
+  node.setAttribute("aria-label", describe(shown));
+  const marks = (name) => shown.plans.filter((plan) => plan.node === name).map((plan) => (plan.history.find((event) => event.event === "acknowledged") ?? plan.history[0])?.tokens);
+  const items = shown.nodes.map((one) => ({ name: one.name, plan: one.plan, node: one, plans: marks(one.name), view: seen }));
+  list(byId("nodes"), items, (one) => one.name, nodeItem);
+  setText(byId("readout"), cursor === null ? "" : point(node, shown, seen, cursor));
+}
+
+function move(to) {
+  cursor = to === null ? null : Math.min(Math.max(to, 0), shown.loss.steps.length - 1);
+  draw();
+}
+
+function listenToChart() {
+  const node = byId("chart");
+  node.addEventListener("pointermove", (event) => {
+    if (!shown?.loss.steps.length) return;
+    const seen = view(), at = event.clientX - node.getBoundingClientRect().left;
+    const far = shown.loss.tokens.map((tokens) => (known(tokens) ? Math.abs(seen.x(tokens) - at) : Infinity));
+    move(far.indexOf(Math.min(...far)));
+  });
+  node.addEventListener("pointerleave", () => shown && move(null));
+  node.addEventListener("blur", () => shown && move(null));
+  node.addEventListener("keydown", (event) => {
+    const count = shown?.loss.steps.length ?? 0, at = cursor ?? count - 1;
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, PageUp: at - 20, PageDown: at + 20, Home: 0, End: count - 1, Escape: null }[event.key];
+    if (to === undefined || !count) return;
+    event.preventDefault();
+    move(to);
+  });
+  for (const [id, value] of [["whole", false], ["so-far", true]]) {
+    byId(id).addEventListener("click", () => {
+      soFar = value;
+      for (const button of ["whole", "so-far"]) byId(button).setAttribute("aria-pressed", String(button === id));
+      draw();
+    });
+  }
+  new ResizeObserver(draw).observe(node);
+}
+
+// Decisions: the card's button opens the dialog, the dialog's button is the second confirmation
+
+function ask(plan, approved) {
+  asking = { id: plan.id, approved };
+  const word = approved ? "Approve" : "Reject", name = plan.plan.replaceAll("_", " ");
+  setText(byId("dialog-title"), `${word} ${name}?`);
+  setText(byId("dialog-evidence"), plan.evidence);
+  byId("dialog-effects").replaceChildren(...plan.effects.map((effect) => el("li", {}, effect)));
+  setText(byId("confirm"), approved ? `Yes, approve ${name}` : `Yes, reject ${name}`);
+  byId("refusal").hidden = true;
+  byId("dialog").showModal();
+}
+
+async function decide(event) {
+  event.preventDefault();
+  const body = JSON.stringify({ approved: asking.approved, by: byId("by").value.trim(), reason: byId("why").value.trim() });
+  const headers = { "Content-Type": "application/json", Authorization: `Bearer ${byId("token").value}` };
+  byId("confirm").disabled = true;
+  const refusal = await post(`api/plans/${encodeURIComponent(asking.id)}/decision`, { method: "POST", headers, body });
+  byId("confirm").disabled = false;
+  byId("refusal").hidden = refusal === null;
+  setText(byId("refusal"), refusal ?? "");
+  if (refusal === null) {
+    byId("dialog").close();
+    setText(byId("announcement"), `${asking.id}: your decision is stored and takes effect with the next tick.`);
+  }
+}
+
+/** Null when it went well, else why not. */
+async function post(url, request) {
+  try {
+    const answer = await fetch(url, request);
+    if (answer.ok) return null;
+    const said = await answer.json().catch(() => ({})), why = said.error ?? said.detail;
+    const meaning = { 401: "The token is not the daemon's.", 403: "Decisions on this page are off, or not yours: use the command in the card." }[answer.status];
+    return [meaning, typeof why === "string" ? why : null].filter(Boolean).join(" ") || `The daemon answered ${answer.status}.`;
+  } catch {
+    return "The daemon cannot be reached; nothing was decided.";
+  }
+}
+
+// Hearing from the daemon: a stream, a question every few seconds while the stream says nothing, and the truth about both
+
+function hear(status) {
+  if (!source) listen();
+  heard = now();
+  lost = null;
+  if (status.version !== shown?.version || status.daemon.pid !== shown?.daemon.pid) show(status);
+  tell();
+}
+
+function listen() {
+  source?.close();
+  source = new EventSource("api/events");
+  source.addEventListener("status", (event) => hear(JSON.parse(event.data)));
+  source.addEventListener("error", () => question());
+}
+
+async function question() {
+  if (now() - asked < 1) return;
+  asked = now();
+  try {
+    const answer = await fetch("api/status", { cache: "no-store", signal: AbortSignal.timeout(4000) });
+    const date = Date.parse(answer.headers.get("date"));
+    skew = Math.abs(date / 1000 - now()) > 2 ? date / 1000 - now() : 0; // the header has whole seconds
+    if (answer.ok) hear(await answer.json());
+    else if (!shown) setText(byId("connection"), "The daemon has started; its first tick has not ended yet.");
+    if (source?.readyState === EventSource.CLOSED) listen();
+  } catch {
+    lost ??= now();
+  }
+  tell();
+}
+
+/** Say how fresh the picture is. */
+function tell() {
+  for (const item of byId("facts").children) if (item.time) setText(item.lastChild, ago(item.time));
+  if (!shown) return lost && setText(byId("connection"), "The daemon cannot be reached; trying again.");
+  const age = now() + skew - shown.daemon.tick, old = known(age) && age > OLD_SECONDS;
+  const gone = lost !== null && now() - heard > 2;
+  document.body.classList.toggle("stale", gone || old);
+  byId("stale").hidden = !(gone || old);
+  setText(byId("connection"), gone ? "Connection lost" : old ? "Old data" : "Live");
+  if (gone) setText(byId("stale"), `Connection to the daemon lost; trying again every ${POLL_SECONDS} s. What you see was judged ${duration(age)} ago.`);
+  else if (old) setText(byId("stale"), `The daemon answers, but has not judged the run for ${duration(age)}. What you see is old.`);
+}
+
+listenToChart();
+byId("decision").addEventListener("submit", decide);
+byId("cancel").addEventListener("click", () => byId("dialog").close());
+question();
+setInterval(() => {
+  tell();
+  if (now() - heard > POLL_SECONDS && now() - asked > POLL_SECONDS) question();
+}, 1000);
