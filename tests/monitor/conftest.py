@@ -1,0 +1,61 @@
+"""Makes the scripted trainer importable as `scripted` (tests are no package), and opens watches on its runs."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runwatch.monitor.config import DaemonConfig
+from runwatch.monitor.notify import Notifier
+from runwatch.monitor.outbox import Outbox
+from runwatch.monitor.store import Store, open_store, sqlite_url
+from runwatch.monitor.watch import Watch
+
+if "scripted" not in sys.modules:
+    _spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
+    assert _spec
+    assert _spec.loader
+    sys.modules["scripted"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["scripted"])
+
+import scripted  # noqa: E402 - it exists from here on
+
+OpenWatch = Callable[..., Watch]
+
+
+@pytest.fixture
+def open_watch(request: pytest.FixtureRequest) -> OpenWatch:
+    """Opens a watch on a run directory as a fresh daemon would; what it opened is closed after the test."""
+
+    def open_one(run_dir: Path, notifiers: dict[str, Notifier] | None = None, holder: str = "test") -> Watch:
+        store = open_store(sqlite_url(run_dir), "scripted")
+        request.addfinalizer(store.close)  # noqa: PT021 - as many as the test opens
+        return Watch(run_dir, store, Outbox(store, notifiers or {}), DaemonConfig(), holder)
+
+    return open_one
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> "scripted.ScriptedTrainer":
+    """A scripted run with the card that carries plans out without asking."""
+    run = scripted.ScriptedTrainer(tmp_path / "run")
+    (run.run_dir / "run.yaml").write_text(json.dumps(scripted.card()))
+    return run
+
+
+@pytest.fixture
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Store:
+    """An empty database."""
+    opened = open_store(f"sqlite:///{tmp_path / 'state.db'}", "scripted")
+    request.addfinalizer(opened.close)  # noqa: PT021 - short
+    return opened
+
+
+def payload(watch: Watch) -> list[dict[str, Any]]:
+    """The audit log's payloads."""
+    with watch.store.transaction() as tx:
+        return [json.loads(row.payload) for row in tx.audit_rows()]
