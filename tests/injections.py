@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from runs import SEQUENCES, TOKENS_PER_STEP, Event, Run, healthy
+
 from runwatch.checks import Phase, Signals
 
 Harm = Callable[[Run, int], int]
@@ -59,7 +60,9 @@ def inject(kind: Kind, seed: int) -> Labelled:
     onset = int(rng.integers(1250, 1450))
     onset -= (first + onset - remainder) % modulus
     crashes = [onset + crash for crash in kind.crashes]
-    run = healthy(seed + zlib.crc32(kind.name.encode()), records=kind.records, first=first, noise=noise, crashes=crashes)
+    run = healthy(
+        seed + zlib.crc32(kind.name.encode()), records=kind.records, first=first, noise=noise, crashes=crashes
+    )
     last = kind.harm(run, onset)
     signals, rows = run.signals()
     written = np.flatnonzero(~signals.tick)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import orjson
 from numpy.typing import NDArray
+
 from runwatch.checks import Column, Phase, Signals
 
 Floats = NDArray[np.float64]
@@ -289,9 +290,10 @@ def _routing(rng: np.random.Generator, step: Floats) -> dict[str, Floats]:
 
 
 def _data(rng: np.random.Generator, step: NDArray[np.int64]) -> dict[str, Floats]:
-    columns = {
-        "data/sample_fingerprint": ((step.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(12)) * 1.0,
-        "data/position": step * float(SEQUENCES),
+    hashes = (step.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(12)
+    columns: dict[str, Floats] = {
+        "data/sample_fingerprint": hashes.astype(np.float64),
+        "data/position": (step * SEQUENCES).astype(np.float64),
     }
     for source, share in STABLE.items():
         planned = np.where(step > DECAY_START, DECAYED[source], share)
@@ -331,9 +333,7 @@ def _pauses(
     return events
 
 
-def _start(
-    rng: np.random.Generator, after: int, attempt: int, step: int, outage: tuple[float, float]
-) -> list[Event]:
+def _start(rng: np.random.Generator, after: int, attempt: int, step: int, outage: tuple[float, float]) -> list[Event]:
     """A process start: the outage, then initialisation, compilation and the restore of `step`."""
     return [
         Event(after, Phase.INIT, rng.uniform(*outage), attempt=attempt, step=step),

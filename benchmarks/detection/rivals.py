@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from runwatch.checks import Level, Phase, Signals
 from scoring import Levels
+
+from runwatch.checks import Level, Phase, Signals
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -112,7 +113,7 @@ def kill_loss_spike(signals: Signals) -> Levels:
     """Five losses in a row at twice the mean of the last 100, or half of them above the cap; NaN by NaNMonitor.
 
     The window is the smallest that the callback takes (by default it has 5 % of the run: 20,000 records here, which no
-    excerpt would fill).
+    excerpt would fill); the cap is 10, as the first window of a run with this vocabulary gives.
     """
     rows, values, begin = _observed(signals, "train/loss")
     at = np.arange(len(rows))
@@ -121,8 +122,7 @@ def kill_loss_spike(signals: Signals) -> Levels:
     with np.errstate(invalid="ignore"):
         outlier = full & (values >= 2 * mean)
     lasting = np.convolve(outlier, np.ones(5))[: len(rows)] >= 5
-    cap = min(10.0, float(np.nanmax(values[:100], initial=0.0)))
-    high = np.convolve(values > cap, np.ones(100))[: len(rows)] >= 50
+    high = np.convolve(values > 10.0, np.ones(100))[: len(rows)] >= 50
     return {
         "loss spike": _spread(lasting, rows, len(signals)),
         "high loss": _spread(high & (at - begin >= 200), rows, len(signals)),
@@ -308,8 +308,10 @@ def marin_without_eval(signals: Signals) -> Levels:
 
 MARIN = "marin-community/marin, docs/ops/hero-run-health-alerts.md and training-loss-spike-alert.md"
 RIVALS = (
-    Rival("mean + 6σ of 128", "allenai/OLMo-core, optim/skip_step.py; also Levanter and MaxText", skip_step, ANSWERS),
-    Rival("2 × window mean", "mosaicml/llm-foundry, KillLossSpike; Composer, NaNMonitor", kill_loss_spike, ANSWERS),
+    Rival(
+        "mean + 6 sigma of 128", "allenai/OLMo-core, optim/skip_step.py; also Levanter and MaxText", skip_step, ANSWERS
+    ),
+    Rival("2 x window mean", "mosaicml/llm-foundry, KillLossSpike; Composer, NaNMonitor", kill_loss_spike, ANSWERS),
     Rival("Marin's alerts", MARIN, marin, ANSWERS),
     Rival("Marin's, no eval rule", MARIN, marin_without_eval, ANSWERS),
     Rival("EMA z > 2.5", "ZClip, arXiv 2504.02507; bluorion-com/ZClip, zclip.py", zclip, ANSWERS),

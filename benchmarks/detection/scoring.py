@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from injections import Labelled
 from numpy.typing import NDArray
+
 from runwatch.checks import Level, Signals
 
 MERGE = 20

@@ -10,8 +10,9 @@ from injections import KINDS, Kind, inject
 from judging import runwatch_levels
 from rivals import RIVALS
 from runs import DECAY_START, NOISES, Run, healthy
-from runwatch.checks import Level, Signals
 from scoring import Clean, Levels, Outcome, incidents, outcome
+
+from runwatch.checks import Level, Signals
 
 TUNE, REPORT = 0, 100_000
 """First seeds: checks may be tuned on the one set, figures come from the other."""
@@ -44,15 +45,19 @@ class Tally:
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
     clean: Clean = field(default_factory=Clean)
     restarts: Clean = field(default_factory=Clean)
+    cuts: int = 0
     after_restart: list[str] = field(default_factory=list[str])
+    requeues: int = 0
+    requeues_warned: int = 0
+    requeues_paged: int = 0
     seconds: float = 0.0
     records: int = 0
 
     def judge(self, judge: Judge, signals: Signals, card: Mapping[str, Any]) -> Levels:
-        """Levels, timed."""
-        begin = time.perf_counter()
+        """Levels, with the CPU seconds they cost."""
+        begin = time.process_time()
         levels = judge.levels(signals, card)
-        self.seconds += time.perf_counter() - begin
+        self.seconds += time.process_time() - begin
         self.records += int(np.count_nonzero(~signals.tick))
         return levels
 
@@ -61,7 +66,11 @@ Progress = Callable[[str, int, int], None]
 
 
 def with_incidents(
-    tallies: Sequence[tuple[Judge, Tally]], first_seed: int, seeds: int, progress: Progress, kinds: Sequence[Kind] = KINDS
+    tallies: Sequence[tuple[Judge, Tally]],
+    first_seed: int,
+    seeds: int,
+    progress: Progress,
+    kinds: Sequence[Kind] = KINDS,
 ) -> None:
     """Every kind of incident on `seeds` runs."""
     for done, kind in enumerate(kinds):
@@ -81,8 +90,9 @@ def clean_runs(first_seed: int, records: int, rounds: int) -> Iterator[tuple[str
         seed = first_seed + number
         rng = np.random.default_rng([seed, 5])
         crashes = np.sort(rng.choice(np.arange(1, records // 800 - 1), 3, replace=False) * 800 + rng.integers(0, 99, 3))
-        yield f"seed {seed}, {noise}, from step {seat}", healthy(
-            seed, records=records, first=seat, noise=noise, crashes=[int(crash) for crash in crashes]
+        yield (
+            f"seed {seed}, {noise}, from step {seat}",
+            healthy(seed, records=records, first=seat, noise=noise, crashes=[int(crash) for crash in crashes]),
         )
 
 
@@ -113,10 +123,22 @@ def restarts(tallies: Sequence[tuple[Judge, Tally]], first_seed: int, count: int
         spans = list(zip(begin.tolist(), rows[np.array(crashes) + 100].tolist(), strict=True))
         for judge, tally in tallies:
             levels = tally.judge(judge, signals, run.card)
+            tally.cuts += len(crashes)
             name = f"seed {seed}, {noise}, from step {run.step[0]}"
             tally.restarts.add(name, signals, levels)
             found = [one for one in incidents(levels, signals) if any(a < one.first <= b for a, b in spans)]
             tally.after_restart += [f"{one.rule} {Level(one.level).name} {name} row {one.first}" for one in found]
+
+
+def requeues(judge: Judge, tally: Tally, first_seed: int, count: int) -> None:
+    """Restarts whose process writes nothing for 1 to 10 minutes: how many `progress` tells."""
+    crashes = [800 + 753 * number for number in range(count)]
+    run = healthy(first_seed + 90_000, records=crashes[-1] + 700, first=60_000, crashes=crashes, outage=(60.0, 600.0))
+    signals, _ = run.signals()
+    found = [one for one in incidents(judge.levels(signals, run.card), signals) if one.rule == "progress"]
+    tally.requeues = count
+    tally.requeues_paged = sum(one.level == Level.CRITICAL for one in found)
+    tally.requeues_warned = len(found) - tally.requeues_paged
 
 
 def percentile(delays: Sequence[float], share: float) -> float:
