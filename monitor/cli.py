@@ -17,6 +17,7 @@ LAZY = {
     "demo": ("runwatch.monitor.start:demo", "Train, break it, and watch the plan be carried out."),
     "explain": ("runwatch.monitor.explain:command", "What a check or risk node does, why, and what to do."),
     "plan": ("runwatch.monitor.plan_command:plan", "Fallback plans: list, preview, approve, reject, switch off."),
+    "report": ("runwatch.monitor.report:report_command", "The public page of a run, as HTML and as Markdown."),
     "signals": ("runwatch.monitor.explain:signals", "The canonical signals and what others call them."),
     "status": ("runwatch.monitor.commands:status", "How a watched run stands; exits 0, 1 or 2."),
     "train": ("runwatch.monitor.start:train", "Train with the reference trainer."),

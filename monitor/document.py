@@ -156,7 +156,8 @@ def _cell(block: Table, column: int, text: str) -> str:
 
 
 def _picture_html(block: Picture) -> str:
-    return f"<figure role='img' aria-label='{escape(block.alt, quote=True)}'>{block.svg}<figcaption>{escape(block.alt)}</figcaption></figure>"
+    caption = f"<figcaption>{escape(block.alt)}</figcaption>"
+    return f"<figure role='img' aria-label='{escape(block.alt, quote=True)}'>{block.svg}{caption}</figure>"
 
 
 def _verbatim_html(block: Verbatim) -> str:
@@ -200,14 +201,14 @@ def plain(text: str) -> str:
     one_line = re.sub(r"\s+", " ", "".join(letter if letter.isprintable() else " " for letter in text)).strip()
     if len(one_line) > COMMENT_CELL:
         one_line = f"{one_line[:COMMENT_CELL]}…"
-    escaped = re.sub(r"([\\`*_{}\[\]()<>#|~!$])", r"\\\1", one_line)
+    escaped = re.sub(r"([\\`*_\[\]<>#|~$])", r"\\\1", one_line)
     escaped = re.sub(r"(?<!\d)([@#])(?=\w)", "\\1\u200b", escaped)
     escaped = re.sub(
         r"(?i)\b(https?|ftp)://|\bwww\.",
         lambda found: found[0].replace(":", ":\u200b").replace(".", ".\u200b"),
         escaped,
     )
-    return re.sub(r"^([-+=]|\d+[.)])", r"\\\1", escaped)
+    return re.sub(r"^([-+=]|\d+(?=[.)]\s))", r"\1\\" if escaped[:1].isdigit() else r"\\\1", escaped)
 
 
 def _links_markdown(block: Links) -> str:

@@ -78,7 +78,7 @@ def loss_picture(signals: Signals, incidents: Sequence[Incident]) -> str:
     _scale(axes, loss)
     axes.set(xlabel=axis.label, ylabel="loss (nats)", xlim=_limits(axis))
     axes.legend(loc="upper right", frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def _scale(axes: Any, loss: Floats) -> None:
@@ -106,7 +106,7 @@ def strips_picture(signals: Signals, verdicts: Mapping[str, Verdicts]) -> str:
             axes.broken_barh(spans, (height - 0.4, 0.8), color=colour, linewidth=0)
     axes.set(xlabel=axis.label, xlim=_limits(axis), ylim=(len(verdicts) - 0.5, -0.5))
     axes.set_yticks(range(len(verdicts)), list(verdicts))
-    return _svg(figure)
+    return svg(figure)
 
 
 def _stretches(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
@@ -120,7 +120,8 @@ def _limits(axis: Axis) -> tuple[float, float]:
     return (float(axis.x[0]), float(axis.x[0]) + axis.width * (1 + LEAST_WIDTH)) if len(axis.x) else (0.0, 1.0)
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
+    """A figure as an SVG element; the same figure gives the same text."""
     buffer = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "runwatch"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})

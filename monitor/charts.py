@@ -1,0 +1,304 @@
+"""Pictures of a run and of a plan, in the reader's own light or dark. Needs matplotlib (extra `plots`).
+
+A chart is drawn in stand-in colours. In a page each becomes a CSS variable of `templates/report.html`; in a PNG it stays.
+"""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from runwatch.checks import Level, Signals
+from runwatch.checks.windows import rolling_median
+from runwatch.monitor.dossier import Dossier
+from runwatch.monitor.figures import COLOURS, strips_picture, svg, thinned
+from runwatch.monitor.incidents import Incident
+from runwatch.rules import Curve, Execution
+
+Floats = NDArray[np.float64]
+
+INK, DIM, RULE = "#1c2431", "#5b6676", "#d8dee7"
+LOSS, TREND, REGISTERED, BAND = "#a9b6c7", "#14459d", "#b3541f", "#e8a879"
+OLD, NEW = DIM, TREND
+GOOD, WARNING, CRITICAL = "#1b7a37", "#8a5a01", "#b3261f"
+VARIABLES = {
+    INK: "ink",
+    DIM: "dim",
+    RULE: "rule",
+    LOSS: "loss",
+    TREND: "trend",
+    REGISTERED: "registered",
+    BAND: "band",
+    GOOD: "good",
+    WARNING: "warning",
+    CRITICAL: "critical",
+    COLOURS[Level.UNKNOWN]: "rule",
+    COLOURS[Level.OK]: "quiet-level",
+}
+"""The stand-in colours and the variables that take their places."""
+STYLE: Mapping[Any, Any] = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": DIM,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK,
+    "xtick.color": DIM,
+    "ytick.color": DIM,
+    "font.size": 9.5,
+    "font.family": "sans-serif",
+    "legend.frameon": False,
+}
+TREND_RECORDS = 64
+
+
+def themed(draw: Callable[[], str]) -> str:
+    """An SVG whose colours are those of the page that it stands in."""
+    with mpl.rc_context(dict(STYLE)):
+        picture = draw()
+    for colour, name in VARIABLES.items():
+        picture = picture.replace(colour, f"var(--{name})")
+    return picture
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened along a run: from and to (tokens or steps), its colour and its name."""
+
+    begin: float
+    end: float
+    colour: str
+    name: str = ""
+
+
+def run_pictures(dossier: Dossier) -> dict[str, str]:
+    """The pictures of a run's page: the course of its loss, and the level of each check along it."""
+    planned = dossier.rulebook.planned
+    marks = [*_incident_marks(dossier.signals, dossier.incidents), *_plan_marks(dossier.signals, dossier.executions)]
+    return {
+        "course": course_picture(dossier.signals, planned.curve if planned else None, marks),
+        "levels": themed(lambda: strips_picture(dossier.signals, dossier.verdicts)),
+    }
+
+
+def _incident_marks(signals: Signals, incidents: Sequence[Incident]) -> list[Mark]:
+    by_tokens = along(signals)[1] == "tokens"
+    ends = [(one.since.tokens, one.last.tokens) if by_tokens else (one.since.step, one.last.step) for one in incidents]
+    colours = [CRITICAL if one.severity == "critical" else WARNING for one in incidents]
+    return [Mark(*span, colour) for span, colour in zip(ends, colours, strict=True) if np.isfinite(span).all()]
+
+
+def _plan_marks(signals: Signals, executions: Sequence[Execution]) -> list[Mark]:
+    """Where the trainer applied a plan."""
+    by_tokens = along(signals)[1] == "tokens"
+    found: list[Mark] = []
+    for one in executions:
+        if one.receipt is not None and one.receipt.status == "applied":
+            at = float(one.receipt.tokens if by_tokens else one.receipt.step)
+            found.append(Mark(at, at, INK, one.plan))
+    return found
+
+
+def along(signals: Signals) -> tuple[Floats, str]:
+    """Where rows lie from left to right: at their tokens, or at their steps where the source tells none."""
+    if np.isfinite(signals.tokens).any():
+        return signals.tokens, "tokens"
+    return signals.step.astype(np.float64), "step"
+
+
+def course_picture(signals: Signals, curve: Curve | None, marks: Sequence[Mark]) -> str:
+    """The run's loss and its trend (median of 64 records) on the registered curve with its band."""
+    return themed(lambda: svg(_course_figure(signals, curve, marks)))
+
+
+def _course_figure(signals: Signals, curve: Curve | None, marks: Sequence[Mark]) -> Figure:
+    figure = Figure(figsize=(10.5, 4.4), layout="constrained")
+    axes: Any = figure.add_subplot()
+    x, label = along(signals)
+    x, loss = x[signals.observed("train/loss")], signals.values("train/loss")
+    axes.plot(*thinned(x, loss), color=LOSS, linewidth=0.6, label="loss of each record")
+    if curve is not None and label == "tokens":
+        registered(axes, curve)
+    trend = rolling_median(loss, TREND_RECORDS, 1)[TREND_RECORDS // 2 :]
+    axes.plot(*thinned(x[: len(trend)], trend), color=TREND, linewidth=1.8, label="the run (median of 64 records)")
+    x, loss = along(signals)[0][signals.observed("eval/loss")], signals.values("eval/loss")
+    axes.plot(x, loss, linestyle="none", marker="o", markersize=3.5, color=INK, label="held-out loss")
+    _mark(axes, marks)
+    _zoom(axes, trend, curve)
+    axes.set(xlabel=label, ylabel="loss (nats)")
+    axes.xaxis.set_major_formatter(amount)
+    axes.legend(loc="upper right")
+    return figure
+
+
+def registered(axes: Any, curve: Curve, until: float = float("inf")) -> None:
+    """Draw the registered curve with its 95 % band."""
+    kept = np.array(curve.tokens) <= until
+    tokens, loss, low, high = (np.array(one)[kept] for one in (curve.tokens, curve.loss, curve.low, curve.high))
+    axes.fill_between(tokens, low, high, color=BAND, alpha=0.45, linewidth=0, label="registered 95 % band")
+    axes.plot(tokens, loss, color=REGISTERED, linewidth=1.4, label="registered before launch")
+
+
+def _mark(axes: Any, marks: Sequence[Mark]) -> None:
+    for mark in marks:
+        if mark.name:
+            axes.axvline(mark.begin, color=mark.colour, linewidth=1.2, linestyle=(0, (4, 3)))
+            place = {"xycoords": ("data", "axes fraction"), "rotation": 90, "va": "bottom", "ha": "right"}
+            axes.annotate(mark.name, (mark.begin, 0.02), color=mark.colour, fontsize=8.5, **place)
+        else:
+            axes.axvspan(mark.begin, mark.end, color=mark.colour, alpha=0.16, linewidth=0)
+
+
+def _zoom(axes: Any, trend: Floats, curve: Curve | None) -> None:
+    """Heights that show the trend and the curve; single records may lie outside."""
+    finite = trend[np.isfinite(trend)]
+    known = [float(np.quantile(finite, 0.99)), float(finite.min())] if len(finite) else []
+    known += [*curve.low, *curve.high] if curve is not None else []
+    if known and min(known) < max(known):
+        room = 0.05 * (max(known) - min(known))
+        axes.set_ylim(min(known) - 2 * room, max(known) + room)
+
+
+def amount(value: float, _position: object = None) -> str:
+    """A number of tokens with its SI prefix: 1.5M, 18T."""
+    for size, prefix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{prefix}"
+    return f"{value:.3g}"
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A schedule under the old plan and under the new one, from now on: values over tokens."""
+
+    old: tuple[Floats, Floats]
+    new: tuple[Floats, Floats]
+
+
+@dataclass(frozen=True)
+class PlanChart:
+    """What a plan's picture shows. `mixtures` are by source; predictions are (loss, low, high) or None.
+
+    `budgets` are (decay start, budget) of old and new, in tokens.
+    """
+
+    title: str
+    now: float
+    rates: Forked
+    mixtures: Mapping[str, Forked]
+    budgets: tuple[tuple[float, float], tuple[float, float]]
+    curve: Curve | None
+    predictions: tuple[tuple[float, float, float], tuple[float, float, float]] | None
+    branches: float
+    """Tokens at which the new course leaves the registered one."""
+
+
+def plan_picture(chart: PlanChart) -> str:
+    """Learning rate, mixture, budget and predicted loss, old against new."""
+    return themed(lambda: svg(_plan_figure(chart)))
+
+
+def plan_png(chart: PlanChart) -> bytes:
+    """The same as a PNG on white."""
+    buffer = io.BytesIO()
+    with mpl.rc_context({**STYLE, "figure.facecolor": "white", "savefig.facecolor": "white"}):
+        _plan_figure(chart).savefig(buffer, format="png", dpi=140, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _plan_figure(chart: PlanChart) -> Figure:
+    figure = Figure(figsize=(10.5, 6.8), layout="constrained")
+    figure.suptitle(chart.title, x=0.01, ha="left", fontweight="bold", fontsize=11)
+    panels: Any = figure.subplots(2, 2)
+    _rate_panel(panels[0, 0], chart)
+    _mixture_panel(panels[0, 1], chart)
+    _budget_panel(panels[1, 0], chart)
+    _loss_panel(panels[1, 1], chart)
+    right = 1.03 * max(budget for _, budget in chart.budgets)
+    for axes in panels.flat:
+        axes.axvline(chart.now, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+        axes.set_xlim(0, right)
+        axes.xaxis.set_major_formatter(amount)
+        axes.set_xlabel("tokens")
+    return figure
+
+
+def _fork(axes: Any, forked: Forked, colour: str, name: str = "") -> None:
+    axes.plot(*forked.old, color=colour, linewidth=1.3, linestyle=(0, (4, 3)), alpha=0.75)
+    axes.plot(*forked.new, color=colour, linewidth=1.9, label=name)
+
+
+def _rate_panel(axes: Any, chart: PlanChart) -> None:
+    axes.set_title("Learning rate (share of the peak)")
+    axes.plot(*chart.rates.old, color=OLD, linewidth=1.3, linestyle=(0, (4, 3)), label="plan in force")
+    axes.plot(*chart.rates.new, color=NEW, linewidth=1.9, label="new plan")
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="lower left")
+
+
+SOURCES = (TREND, REGISTERED, GOOD, CRITICAL, WARNING, INK)
+
+
+def _mixture_panel(axes: Any, chart: PlanChart) -> None:
+    axes.set_title("Data mixture (dashed: plan in force)")
+    for number, (source, forked) in enumerate(chart.mixtures.items()):
+        _fork(axes, forked, SOURCES[number % len(SOURCES)], source)
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper right", ncols=3)
+
+
+def _budget_panel(axes: Any, chart: PlanChart) -> None:
+    axes.set_title("Token budget (dark: decay)")
+    for height, (decay, budget), colour in zip((1, 0), chart.budgets, (OLD, NEW), strict=True):
+        axes.barh(height, decay, height=0.5, color=colour, alpha=0.45)
+        axes.barh(height, budget - decay, left=decay, height=0.5, color=colour)
+        axes.annotate(
+            amount(budget),
+            (budget, height),
+            xytext=(-4, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            color=RULE,
+        )
+    axes.set_yticks((1, 0), ("in force", "new"))
+    axes.set_ylim(-0.6, 1.6)
+
+
+def _loss_panel(axes: Any, chart: PlanChart) -> None:
+    axes.set_title("Predicted loss (nats)")
+    if chart.curve is None or chart.predictions is None:
+        words = "No final loss is predicted:\n" + (
+            "this plan leaves the budget as it is." if chart.curve else "no ladder is registered."
+        )
+        axes.annotate(words, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=DIM)
+    if chart.curve is None:
+        return
+    registered(axes, chart.curve)
+    if chart.predictions is not None:
+        _predictions(axes, chart, chart.curve, chart.predictions)
+    shown = np.array(chart.curve.tokens) >= 0.05 * chart.budgets[0][1]
+    heights = np.concatenate([np.array(chart.curve.low)[shown], np.array(chart.curve.high)[shown]])
+    heights = np.append(heights, [bound for one in chart.predictions or () for bound in one])
+    axes.set_ylim(heights.min() - 0.1 * np.ptp(heights), heights.max() + 0.05 * np.ptp(heights))
+
+
+def _predictions(axes: Any, chart: PlanChart, curve: Curve, predictions: Sequence[tuple[float, float, float]]) -> None:
+    for (loss, low, high), (_, budget), colour in zip(predictions, chart.budgets, (OLD, NEW), strict=True):
+        bounds = np.array([[loss - low], [high - loss]])
+        axes.errorbar([budget], [loss], yerr=bounds, color=colour, marker="o", markersize=5, capsize=4, linewidth=1.5)
+    begin = float(np.interp(chart.branches, curve.tokens, curve.loss))
+    ends = [chart.branches, chart.budgets[1][1]], [begin, predictions[1][0]]
+    axes.plot(*ends, color=NEW, linewidth=1.9, label="new plan")
+    axes.legend(loc="upper right")
