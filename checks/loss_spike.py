@@ -139,7 +139,7 @@ def measure(loss: Floats, residual: Floats, smallest: float) -> Noise:
 def odd_batches(z: Floats) -> tuple[Floats, Flags]:
     """What a single record must exceed because of odd batches, and whether these are common.
 
-    An odd batch stood alone and was gone in the next record: no spike. A single record must be twice the largest
+    An odd batch stood alone and was gone in the next record: no spike. A single record must be 1.8 times the largest
     remembered, and more with two or three of them: their tail (a power of about -2.5 in recording
     `gpt2-124m-heavy-tailed-clean`) reaches three to four times the largest of 384 records once in 4,800. With four or
     more a single record must be beyond the 28 sigmas of the oddest batch there; a spike is found at its second.
@@ -148,7 +148,7 @@ def odd_batches(z: Floats) -> tuple[Floats, Flags]:
     gone = (z < 2.0) & (lagged(z, 2) < before / 2) & alone
     largest = np.nan_to_num(rolling_max(np.where(gone, before, np.nan), MEMORY))
     count = rolling_count(gone & (before > 4.0), MEMORY)
-    return np.where(count >= 4, 32.0, largest * np.array([2.0, 2.0, 2.5, 3.5])[np.minimum(count, 3)]), count >= 2
+    return np.where(count >= 4, 32.0, largest * np.array([1.8, 1.8, 2.5, 3.5])[np.minimum(count, 3)]), count >= 2
 
 
 def lasting_jumps(z: Floats, noise: Noise, odd: Flags, z_limit: float) -> tuple[Flags, Flags]:
