@@ -19,7 +19,8 @@ Defaults: `window_records` 16 (observations; our choice: eight bad ones in a row
 (steps; routing starts unbalanced, see `token_drop`); deficit 0.0052 = 1 - 5.92 / ln 384 (Marin's alert on the router
 entropy of 384 experts); 0.5 (fewer experts in effect than the square root of their number); the factors 2, 3, 4 and 8
 (guesses: in the recording `moe-softk-droprate-tiny` the load's coefficient of variation moves by a factor of 1.7, its
-square, which the deficit follows, by 3); violation 1.0 (the busiest expert has twice its share; a guess);
+square, which the deficit follows, by 3); `violation_limit` 1.0 (the busiest expert has twice
+its share; a guess);
 `dead_critical` 16 (experts; a guess); `router_bias_limit` none (from the card; Marin alerts at 400); growth of a bias
 below 1.0 is not judged (its scores are of that order).
 

@@ -18,7 +18,7 @@ The first 100 records of skipped steps only settle the loss scale.
 Defaults: `outlier_ratio` 12 (ratio): healthy GPT-2 runs have isolated blips of 3 to 14 times that leave no mark on the
 loss, one above 12 in 38,000 steps (our recordings). `ceiling` 4 (norm): marin issue 8435, from `ceiling_from_step`
 1000 (steps) on, since healthy runs start at 15. `critical_growth` 4 (ratio): a guess; Marin's norm doubled over 40,000
-steps without harm (issue 9148). Skipped steps: Marin's alert (3 in 15 minutes of 18-second steps); fp16 loss scaling
+steps without harm (issue 9148). `skipped_steps` 3: Marin's alert (3 in 15 minutes of 18-second steps); fp16 loss scaling
 skips pairs every 100 steps in healthy runs.
 
 Does not see: growth slower than about twice in 500 records, which is normal (norms peak at 25 to 40 % of a run); NaN
