@@ -3,7 +3,6 @@
 A chart is drawn in stand-in colours. In a page each becomes a CSS variable of `templates/report.html`; in a PNG it stays.
 """
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,6 @@ Floats = NDArray[np.float64]
 
 INK, DIM, RULE = "#1c2431", "#5b6676", "#d8dee7"
 LOSS, TREND, REGISTERED, BAND = "#a9b6c7", "#14459d", "#b3541f", "#e8a879"
-OLD, NEW = DIM, TREND
 GOOD, WARNING, CRITICAL = "#1b7a37", "#8a5a01", "#b3261f"
 VARIABLES = {
     INK: "ink",
@@ -157,13 +155,14 @@ def _mark(axes: Any, marks: Sequence[Mark]) -> None:
             place = {"xycoords": ("data", "axes fraction"), "rotation": 90, "va": "bottom", "ha": "right"}
             axes.annotate(mark.name, (mark.begin, 0.02), color=mark.colour, fontsize=8.5, **place)
         else:
-            axes.axvspan(mark.begin, mark.end, color=mark.colour, alpha=0.16, linewidth=0)
+            axes.axvspan(mark.begin, mark.end, color=mark.colour, alpha=0.07, linewidth=0)
+            axes.axvspan(mark.begin, mark.end, ymax=0.02, color=mark.colour, alpha=0.8, linewidth=0)
 
 
 def _zoom(axes: Any, trend: Floats, curve: Curve | None) -> None:
     """Heights that show the trend and the curve; single records may lie outside."""
     finite = trend[np.isfinite(trend)]
-    known = [float(np.quantile(finite, 0.99)), float(finite.min())] if len(finite) else []
+    known = [float(np.quantile(finite, 0.95)), float(finite.min())] if len(finite) else []
     known += [*curve.low, *curve.high] if curve is not None else []
     if known and min(known) < max(known):
         room = 0.05 * (max(known) - min(known))
@@ -176,129 +175,3 @@ def amount(value: float, _position: object = None) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g}{prefix}"
     return f"{value:.3g}"
-
-
-@dataclass(frozen=True)
-class Forked:
-    """A schedule under the old plan and under the new one, from now on: values over tokens."""
-
-    old: tuple[Floats, Floats]
-    new: tuple[Floats, Floats]
-
-
-@dataclass(frozen=True)
-class PlanChart:
-    """What a plan's picture shows. `mixtures` are by source; predictions are (loss, low, high) or None.
-
-    `budgets` are (decay start, budget) of old and new, in tokens.
-    """
-
-    title: str
-    now: float
-    rates: Forked
-    mixtures: Mapping[str, Forked]
-    budgets: tuple[tuple[float, float], tuple[float, float]]
-    curve: Curve | None
-    predictions: tuple[tuple[float, float, float], tuple[float, float, float]] | None
-    branches: float
-    """Tokens at which the new course leaves the registered one."""
-
-
-def plan_picture(chart: PlanChart) -> str:
-    """Learning rate, mixture, budget and predicted loss, old against new."""
-    return themed(lambda: svg(_plan_figure(chart)))
-
-
-def plan_png(chart: PlanChart) -> bytes:
-    """The same as a PNG on white."""
-    buffer = io.BytesIO()
-    with mpl.rc_context({**STYLE, "figure.facecolor": "white", "savefig.facecolor": "white"}):
-        _plan_figure(chart).savefig(buffer, format="png", dpi=140, metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def _plan_figure(chart: PlanChart) -> Figure:
-    figure = Figure(figsize=(10.5, 6.8), layout="constrained")
-    figure.suptitle(chart.title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    panels: Any = figure.subplots(2, 2)
-    _rate_panel(panels[0, 0], chart)
-    _mixture_panel(panels[0, 1], chart)
-    _budget_panel(panels[1, 0], chart)
-    _loss_panel(panels[1, 1], chart)
-    right = 1.03 * max(budget for _, budget in chart.budgets)
-    for axes in panels.flat:
-        axes.axvline(chart.now, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
-        axes.set_xlim(0, right)
-        axes.xaxis.set_major_formatter(amount)
-        axes.set_xlabel("tokens")
-    return figure
-
-
-def _fork(axes: Any, forked: Forked, colour: str, name: str = "") -> None:
-    axes.plot(*forked.old, color=colour, linewidth=1.3, linestyle=(0, (4, 3)), alpha=0.75)
-    axes.plot(*forked.new, color=colour, linewidth=1.9, label=name)
-
-
-def _rate_panel(axes: Any, chart: PlanChart) -> None:
-    axes.set_title("Learning rate (share of the peak)")
-    axes.plot(*chart.rates.old, color=OLD, linewidth=1.3, linestyle=(0, (4, 3)), label="plan in force")
-    axes.plot(*chart.rates.new, color=NEW, linewidth=1.9, label="new plan")
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="lower left")
-
-
-SOURCES = (TREND, REGISTERED, GOOD, CRITICAL, WARNING, INK)
-
-
-def _mixture_panel(axes: Any, chart: PlanChart) -> None:
-    axes.set_title("Data mixture (dashed: plan in force)")
-    for number, (source, forked) in enumerate(chart.mixtures.items()):
-        _fork(axes, forked, SOURCES[number % len(SOURCES)], source)
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="upper right", ncols=3)
-
-
-def _budget_panel(axes: Any, chart: PlanChart) -> None:
-    axes.set_title("Token budget (dark: decay)")
-    for height, (decay, budget), colour in zip((1, 0), chart.budgets, (OLD, NEW), strict=True):
-        axes.barh(height, decay, height=0.5, color=colour, alpha=0.45)
-        axes.barh(height, budget - decay, left=decay, height=0.5, color=colour)
-        axes.annotate(
-            amount(budget),
-            (budget, height),
-            xytext=(-4, 0),
-            textcoords="offset points",
-            ha="right",
-            va="center",
-            color=RULE,
-        )
-    axes.set_yticks((1, 0), ("in force", "new"))
-    axes.set_ylim(-0.6, 1.6)
-
-
-def _loss_panel(axes: Any, chart: PlanChart) -> None:
-    axes.set_title("Predicted loss (nats)")
-    if chart.curve is None or chart.predictions is None:
-        words = "No final loss is predicted:\n" + (
-            "this plan leaves the budget as it is." if chart.curve else "no ladder is registered."
-        )
-        axes.annotate(words, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=DIM)
-    if chart.curve is None:
-        return
-    registered(axes, chart.curve)
-    if chart.predictions is not None:
-        _predictions(axes, chart, chart.curve, chart.predictions)
-    shown = np.array(chart.curve.tokens) >= 0.05 * chart.budgets[0][1]
-    heights = np.concatenate([np.array(chart.curve.low)[shown], np.array(chart.curve.high)[shown]])
-    heights = np.append(heights, [bound for one in chart.predictions or () for bound in one])
-    axes.set_ylim(heights.min() - 0.1 * np.ptp(heights), heights.max() + 0.05 * np.ptp(heights))
-
-
-def _predictions(axes: Any, chart: PlanChart, curve: Curve, predictions: Sequence[tuple[float, float, float]]) -> None:
-    for (loss, low, high), (_, budget), colour in zip(predictions, chart.budgets, (OLD, NEW), strict=True):
-        bounds = np.array([[loss - low], [high - loss]])
-        axes.errorbar([budget], [loss], yerr=bounds, color=colour, marker="o", markersize=5, capsize=4, linewidth=1.5)
-    begin = float(np.interp(chart.branches, curve.tokens, curve.loss))
-    ends = [chart.branches, chart.budgets[1][1]], [begin, predictions[1][0]]
-    axes.plot(*ends, color=NEW, linewidth=1.9, label="new plan")
-    axes.legend(loc="upper right")

@@ -134,12 +134,22 @@ def _course(dossier: Dossier, picture: str) -> list[Block]:
     if ladder is None:
         blocks.append(Text("No loss curve was registered before launch.", "quiet"))
     else:
-        text = f"The curve and its 95 % band were registered on {ladder.registered:%Y-%m-%d %H:%M %Z}, before launch."
-        blocks.append(Text(f"{text} Hash of rungs and curve: {ladder.hash}."))
+        late = _registered_late(dossier, ladder.registered.timestamp())
+        text = f"The curve and its 95 % band were registered on {ladder.registered:%Y-%m-%d %H:%M %Z}"
+        blocks.append(Text(f"{text}, {late or 'before launch'}.", "warning" if late else ""))
+        blocks.append(Text(f"Hash of rungs and curve: {ladder.hash}", "quiet"))
     comparison, tone = _comparison(dossier)
     blocks.append(Text(comparison, tone))
     alt = "Loss of the run over tokens, on the registered curve. Shaded: incidents; dashed: carried-out plans."
     return [*blocks, Picture(picture, alt, _sparkline(dossier))]
+
+
+def _registered_late(dossier: Dossier, registered: float) -> str:
+    """How long after the first record the curve was registered; empty when it was before."""
+    times = dossier.signals.time[np.isfinite(dossier.signals.time)]
+    if not len(times) or registered <= times[0]:
+        return ""
+    return f"{(registered - times[0]) / 3600:,.1f} hours after the run had begun: it is no pre-registration"
 
 
 def _comparison(dossier: Dossier) -> tuple[str, Tone]:
@@ -187,9 +197,8 @@ def _sparkline(dossier: Dossier) -> str:
 
 
 def _fired(dossier: Dossier, picture: str) -> list[Block]:
-    blocks: list[Block] = (
-        [Picture(picture, "Level of each check along the run: warnings and criticals coloured.")] if picture else []
-    )
+    alt = "Level of each check along the run: green is OK, yellow a warning, red critical, grey not judged."
+    blocks: list[Block] = [Picture(picture, alt)] if picture else []
     if not dossier.incidents:
         return [Text("No check has fired.", "good"), *blocks]
     head = ("Incident", "Severity", "State", "Steps", "Tokens", "Value", "Limit", "Since", "What")
