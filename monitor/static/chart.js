@@ -16,17 +16,18 @@ function points(xs, ...columns) {
   return (xs ?? []).map((x, n) => [x, ...columns.map((column) => column[n])]).filter(([x]) => known(x));
 }
 
-/** Heights of the picture: what has settled after the warm-up, without the few buckets that would flatten the rest. */
+/**
+ * Heights of the picture: what the run and the curve do after the first fifth of what is seen; the steep start runs out
+ * of the picture at the top. Of the run's buckets the highest hundredth does not count, but the newest does.
+ */
 function extent(loss, view) {
-  const settled = points(loss.tokens, loss.loss).filter(([t, v]) => known(v) && t >= 0.02 * view.budget);
-  const seen = (settled.length > 4 ? settled : points(loss.tokens, loss.loss)).map(([, v]) => v).filter(known).sort((a, b) => a - b);
-  const from = 0.02 * view.end;
+  const rows = points(loss.tokens, loss.loss).filter(([, value]) => known(value));
+  const from = 0.2 * Math.min(view.at ?? view.end, view.end);
+  const settled = rows.filter(([t]) => t >= from).map(([, value]) => value).sort((a, b) => a - b);
   const band = points(loss.curve_tokens, loss.curve_low, loss.curve_high).filter(([t]) => t >= from && t <= view.end);
-  const newest = points(loss.tokens, loss.loss).map(([, v]) => v).filter(known).at(-1);
-  const tops = [seen[Math.floor(0.99 * (seen.length - 1))], newest, ...band.map(([, , high]) => high)].filter(known);
-  const bottoms = [seen[0], ...band.map(([, low]) => low)].filter(known);
-  if (!tops.length) return [0, 1];
-  const low = Math.min(...bottoms), high = Math.max(...tops), pad = (high - low) * 0.06 || 0.1;
+  const values = [rows.at(-1)?.[1], settled[0], settled[Math.floor(0.99 * (settled.length - 1))], ...band.flatMap(([, ...pair]) => pair)].filter(known);
+  if (!values.length) return [0, 1];
+  const low = Math.min(...values), high = Math.max(...values), pad = (high - low) * 0.06 || 0.1;
   return [low - pad, high + pad];
 }
 
@@ -63,13 +64,14 @@ const vertical = (x, label, className, anchor = "start") => [
 /** Draw the loss; returns what the readout needs. */
 export function chart(node, status, view) {
   const { loss } = status, [low, high] = extent(loss, view), { x } = view;
-  const y = (value) => Math.min(HEIGHT - BOTTOM, Math.max(TOP - 8, TOP + ((high - value) / (high - low)) * (HEIGHT - TOP - BOTTOM)));
+  const y = (value) => TOP + ((high - value) / (high - low)) * (HEIGHT - TOP - BOTTOM);
   const inside = (rows) => rows.filter(([t]) => t <= view.end * 1.02);
   const curve = inside(points(loss.curve_tokens, loss.curve_low, loss.curve_high, loss.curve));
   const run = points(loss.tokens, loss.low, loss.high, loss.loss);
-  const right = view.width - RIGHT, parts = [];
+  const right = view.width - RIGHT, frame = { x: LEFT, y: TOP, width: right - LEFT, height: HEIGHT - TOP - BOTTOM };
+  const parts = [svg("clipPath", { id: "frame" }, svg("rect", frame))];
   const early = Math.min(0.25 * view.force, view.end);
-  parts.push(svg("rect", { x: x(0), y: TOP, width: Math.max(0, x(early) - x(0)), height: HEIGHT - TOP - BOTTOM, class: "early" }));
+  parts.push(svg("rect", { ...frame, width: x(early) - x(0), class: "early" }));
   for (const value of ticks(low, high, 5)) {
     parts.push(svg("line", { x1: LEFT, x2: right, y1: y(value), y2: y(value), class: "grid" }));
     parts.push(svg("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, String(value)));
@@ -81,13 +83,13 @@ export function chart(node, status, view) {
   if (view.force < view.budget && view.force <= view.end) {
     parts.push(...vertical(x(view.force), `ends here, at ${percent(view.force / view.budget)}`, "force", x(view.force) > view.width - 180 ? "end" : "start"));
   }
-  const path = (d, className) => d && parts.push(svg("path", { d, class: className }));
+  const path = (d, className) => d && parts.push(svg("path", { d, class: className, "clip-path": "url(#frame)" }));
   path(area(curve.map(([t, a, b]) => [t, a, b]), x, y), "band");
   path(line(curve.map(([t, , , v]) => [t, v]), x, y), "curve");
   path(area(run.map(([t, a, b]) => [t, a, b]), x, y), "range");
   path(line(run.map(([t, , , v]) => [t, v]), x, y), "loss");
   for (const [t, value] of points(loss.eval_tokens, loss.eval_loss)) {
-    if (known(value)) parts.push(svg("circle", { cx: x(t), cy: y(value), r: 3, class: "eval" }));
+    if (known(value)) parts.push(svg("circle", { cx: x(t), cy: y(value), r: 3, class: "eval", "clip-path": "url(#frame)" }));
   }
   const last = run.filter(([, , , value]) => known(value)).at(-1);
   if (last) parts.push(svg("circle", { cx: x(last[0]), cy: y(last[3]), r: 4.5, class: "now" }));

@@ -41,7 +41,9 @@ export function list(parent, items, key, make) {
     return child;
   });
   if (children.length !== parent.children.length || children.some((child, n) => child !== parent.children[n])) {
+    const focused = parent.contains(document.activeElement) ? document.activeElement : null;
     parent.replaceChildren(...children);
+    focused?.focus({ preventScroll: true });
   }
 }
 
@@ -62,7 +64,8 @@ const TONES = {
 export function state(word, more = "", shape = word) {
   const tone = TONES[word] ?? "warning";
   const mark = SHAPES[shape] ?? { critical: "■", warning: "▲", muted: "–" }[tone];
-  return el("span", { class: `state ${tone}` }, el("span", { "aria-hidden": "true" }, `${mark} `), word.replaceAll("_", " ") + more);
+  return el("span", { class: `state ${tone}` }, el("span", { "aria-hidden": "true" }, `${mark} `), word.replaceAll("_", " "),
+    more && " ", more && el("small", {}, more));
 }
 
 export const known = (value) => value !== null && value !== undefined && Number.isFinite(value);

@@ -4,6 +4,7 @@ import { axis, chart, describe, lane, point, sparkline } from "./chart.js";
 import { byId, clock, compact, duration, el, known, link, list, number, percent, setText, state, whole } from "./dom.js";
 
 const OLD_SECONDS = 10, POLL_SECONDS = 5;
+const HINT = "Point at the picture, or use its arrow keys, to read it.";
 let shown = null; // the newest document
 let soFar = false, cursor = null; // of the chart: its range, and the bucket that is read out
 let heard = 0, lost = null, asked = 0, skew = 0; // local Unix seconds; `skew` is the daemon's clock less ours
@@ -86,22 +87,22 @@ function about([hypothesis, owner, links]) {
 const urgency = (check) => (check.error ? 3 : { inactive: 0, pending: 1, firing: 4 }[check.alert]) + (check.severity === "critical" && check.alert === "firing" ? 1 : 0);
 
 function checkState(check) {
-  if (check.error) return state("critical", ": the check itself failed");
+  if (check.error) return state("critical", "the check itself failed");
   if (check.alert === "inactive") return state(check.level);
-  if (check.alert === "pending") return state(check.level, ", pending", "pending");
-  return state(check.severity, check.level === check.severity ? "" : `, now ${check.level}`);
+  if (check.alert === "pending") return state(check.level, "pending", "pending");
+  return state(check.severity, check.level === check.severity ? "" : `now ${check.level}`);
 }
 
+const runbook = (name, summary) => el("a", { href: `runbooks/${encodeURIComponent(name)}`, title: `Runbook. Alarm when: ${summary}` }, name);
+
 function checkRow({ name, summary }) {
-  const detail = el("div", { class: "detail" }), cells = ["state-cell", "number", "number", "spark-cell"].map((kind) => el("td", { class: kind }));
-  const head = el("th", { scope: "row", role: "rowheader" }, el("a", { href: `runbooks/${encodeURIComponent(name)}`, title: "Runbook" }, name.replaceAll("_", " ")), detail);
-  const row = el("tr", {}, cells[0], head, ...cells.slice(1));
+  const cells = ["state-cell", "number", "number", "spark-cell", "detail"].map((kind) => el("td", { class: kind }));
+  const row = el("tr", {}, cells[0], el("th", { scope: "row", role: "rowheader" }, runbook(name, summary)), ...cells.slice(1));
   row.update = (check) => {
     const alive = check.alert !== "inactive" || check.error;
-    row.classList.toggle("alive", Boolean(alive));
     cells[0].replaceChildren(checkState(check));
     const since = known(check.since_step) ? ` Since step ${whole(check.since_step)}${known(check.since_tokens) ? `, ${compact(check.since_tokens)} tokens` : ""}.` : "";
-    setText(detail, check.error ?? (alive ? `${check.message}${since}` : summary));
+    setText(cells[4], check.error ?? (alive ? `${check.message}${since}` : ""));
     for (const [cell, value, word] of [[cells[1], check.value, "value "], [cells[2], check.limit, "limit "]]) {
       cell.replaceChildren(el("span", { class: "narrow" }, word), number(value));
     }
@@ -110,13 +111,13 @@ function checkRow({ name, summary }) {
   return row;
 }
 
-function nodeItem({ name, plan }) {
-  const head = el("p", {}, el("a", { href: `runbooks/${encodeURIComponent(name)}`, title: "Runbook" }, name.replaceAll("_", " ")), " → ", plan.replaceAll("_", " "));
+function nodeItem({ name, plan, node: { summary } }) {
+  const head = el("p", {}, runbook(name, summary), " → ", plan);
   const status = el("p", { class: "stand" }), reason = el("p", { class: "detail" }), picture = el("div");
   const item = el("li", {}, el("div", { class: "head" }, head, status), picture, reason);
   item.update = ({ node, plans, view }) => {
     const [from, to] = node.window.map((edge, n) => Math.round(Math.min(known(edge) ? edge : n, 1) * 100));
-    status.replaceChildren(state(node.state, node.progress > 0 && node.state !== "firing" ? ` ${Math.round(node.progress * 100)} %` : ""), ` ${node.mode}, ${from} to ${to} %`);
+    status.replaceChildren(state(node.state, node.progress > 0 && node.state !== "firing" ? `${Math.round(node.progress * 100)} %` : ""), ` ${node.mode}, ${from} to ${to} %`);
     picture.replaceChildren(lane(node.window, plans, view));
     setText(reason, node.reason);
   };
@@ -133,15 +134,20 @@ function planCard(plan) {
   const loss = ({ loss: value, low, high }) => `${number(value)} (${number(low)} to ${number(high)})`;
   const { forecast } = plan, command = `runwatch plan approve ${shown.run.directory} ${plan.id} --by NAME --reason TEXT`;
   const history = plan.history.map((event) => el("li", {}, el("b", {}, event.event.replaceAll("_", " ")), " ", clock(event.time), known(event.step) ? `, step ${whole(event.step)}` : "", known(event.tokens) ? `, ${compact(event.tokens)} tokens` : ""));
-  return el("article", { class: "card" },
-    el("div", { class: "head" }, el("h3", {}, plan.plan.replaceAll("_", " "), " ", el("small", {}, plan.id)), state(plan.state)),
+  const what = [
     el("p", {}, plan.evidence),
     el("ul", {}, ...plan.effects.map((effect) => el("li", {}, effect))),
-    forecast ? el("p", {}, `Predicted final loss: ${loss(forecast.old)} as planned, ${loss(forecast.new)} with this plan.`) : null,
     plan.by || plan.reason ? el("p", {}, [plan.by, plan.reason].filter(Boolean).join(": ")) : null,
-    plan.open && plan.state === "proposed" && plan.expires ? el("p", {}, "Expires at ", clock(plan.expires), " if nobody decides.") : null,
+  ];
+  const then = [
+    forecast ? el("p", {}, `Predicted final loss: ${loss(forecast.old)} as planned, ${loss(forecast.new)} with this plan.`) : null,
+    plan.state === "proposed" && plan.expires ? el("p", {}, "Expires at ", clock(plan.expires), " if nobody decides.") : null,
     buttons.length ? el("div", { class: "buttons" }, ...buttons) : null,
     plan.state === "proposed" ? el("p", { class: "muted" }, "Or in a terminal: ", el("code", {}, command)) : null,
+  ];
+  return el("article", { class: "card" },
+    el("div", { class: "head" }, el("h3", {}, plan.plan, " ", el("small", {}, plan.id)), state(plan.state)),
+    el("div", { class: "columns" }, el("div", {}, ...what), el("div", {}, ...then)),
     el("ol", { class: "history", "aria-label": "History" }, ...history),
     el("details", {}, el("summary", {}, "Actions as the trainer gets them"), el("pre", {}, JSON.stringify(plan.actions, null, 1))));
 }
@@ -149,7 +155,7 @@ function planCard(plan) {
 function incident(one) {
   const firing = one.state === "firing";
   const when = el("p", { class: "muted" }, "Opened ", clock(one.opened), ` at step ${whole(one.since_step)}`, ...(one.resolved ? [", resolved ", clock(one.resolved)] : []), ` (${one.id})`);
-  return el("li", {}, el("p", {}, firing ? state(one.severity) : state("resolved"), " ", el("b", {}, one.check.replaceAll("_", " ")), firing ? "" : ` (was ${one.severity})`), el("p", {}, one.what), when);
+  return el("li", {}, el("p", {}, firing ? state(one.severity) : state("resolved"), " ", el("b", {}, one.check), firing ? "" : ` (was ${one.severity})`), el("p", {}, one.what), when);
 }
 
 // The chart
@@ -166,7 +172,7 @@ function draw() {
   const marks = (name) => shown.plans.filter((plan) => plan.node === name).map((plan) => (plan.history.find((event) => event.event === "acknowledged") ?? plan.history[0])?.tokens);
   const items = shown.nodes.map((one) => ({ name: one.name, plan: one.plan, node: one, plans: marks(one.name), view: seen }));
   list(byId("nodes"), items, (one) => one.name, nodeItem);
-  setText(byId("readout"), cursor === null ? "" : point(node, shown, seen, cursor));
+  setText(byId("readout"), cursor === null ? HINT : point(node, shown, seen, cursor));
 }
 
 function move(to) {
@@ -205,7 +211,7 @@ function listenToChart() {
 
 function ask(plan, approved) {
   asking = { id: plan.id, approved };
-  const word = approved ? "Approve" : "Reject", name = plan.plan.replaceAll("_", " ");
+  const word = approved ? "Approve" : "Reject", name = plan.plan;
   setText(byId("dialog-title"), `${word} ${name}?`);
   setText(byId("dialog-evidence"), plan.evidence);
   byId("dialog-effects").replaceChildren(...plan.effects.map((effect) => el("li", {}, effect)));
