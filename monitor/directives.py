@@ -4,11 +4,11 @@ A request is named after its execution and its content follows from the stored e
 after a crash is the same file.
 """
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+import orjson
 from pydantic import ValidationError
 
 from runwatch.monitor.records import Problem
@@ -21,8 +21,8 @@ def write_json(path: Path, document: object, *, durable: bool = True) -> None:
     """Put a JSON document in place of `path`: all of it or nothing, also through a power cut if `durable`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(document, file, ensure_ascii=False, indent=2 if durable else None)
+    with temporary.open("wb") as file:
+        file.write(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         file.flush()
         if durable:
             os.fsync(file.fileno())

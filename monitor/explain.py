@@ -14,7 +14,7 @@ from runwatch.monitor.card import nearest
 from runwatch.monitor.lazy import USAGE, Failure
 from runwatch.rules import all_nodes
 
-HEADING = re.compile(r"^([A-Z][A-Za-z ]+):(?: |$)", re.MULTILINE)
+HEADING = re.compile(r"^([A-Z][A-Za-z ]+):\s*(\w?)", re.MULTILINE)
 
 
 def names() -> list[str]:
@@ -32,7 +32,7 @@ def markdown(name: str) -> str:
     """The runbook page: the docstring's own words, its headings as headings."""
     text = explanation(name) or ""
     kind = "Check" if name in all_checks() else "Risk node"
-    body = HEADING.sub(lambda found: f"## {found[1]}\n\n", text)
+    body = HEADING.sub(lambda found: f"## {found[1]}\n\n{found[2].upper()}", text)
     source = f"{'checks' if kind == 'Check' else 'rules'}/{name}.py"
     return (
         f"# {kind} `{name}`\n\n{body.rstrip()}\n\nMade from the docstring of `{source}`: `runwatch explain {name}`.\n"

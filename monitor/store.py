@@ -137,7 +137,7 @@ def _sqlite(url: str) -> sql.Engine:
 
 def _remedy(engine: sql.Engine, error: Exception) -> str:
     where = engine.url.database if engine.dialect.name == "sqlite" else engine.url.render_as_string(hide_password=True)
-    reason = str(getattr(error, "orig", error))
+    reason = " ".join(str(getattr(error, "orig", error)).split())
     if "malformed" in reason or "not a database" in reason:
         return (
             f"{where} is damaged ({reason}): move it aside and start again; alerts are judged anew from telemetry, and "
@@ -186,9 +186,14 @@ class Transaction:
         """Remember how far the run has been judged."""
         self.put(CURSOR, {}, {"body": json.dumps(cursor)})
 
-    def put_alert(self, alert: Alert) -> None:
-        """Store one check's alert."""
-        self.put(ALERTS, {"check": alert.check}, {"body": alert.model_dump_json()})
+    def put_alerts(self, alerts: Sequence[Alert]) -> None:
+        """Store the alerts of these checks."""
+        if not alerts:
+            return
+        names = [alert.check for alert in alerts]
+        self.connection.execute(sql.delete(ALERTS).where(ALERTS.c.run == self.run, ALERTS.c.check.in_(names)))
+        rows = [{"run": self.run, "check": alert.check, "body": alert.model_dump_json()} for alert in alerts]
+        self.connection.execute(sql.insert(ALERTS), rows)
 
     def incidents(self, limit: int | None = None) -> list[Incident]:
         """Incidents, newest first."""

@@ -127,7 +127,9 @@ class Watch:
 
     def world(self, now: float) -> World | None:
         """The world as it is without judging anything new; None while no plan can be made."""
-        block = self.reader.context.take(slice(0, 0))
+        self._card.refresh()
+        block = self.reader.read(float("-inf"))
+        self.judge.rows = Signals.concatenate([self.judge.context, block])
         with self.store.transaction() as tx:
             saved = tx.load()
             snapshot = self._snapshot(now, block, Judged(), self._rulebook(), self._receipts.read(), saved, tx)
@@ -162,9 +164,7 @@ class Watch:
     def _keep(self, tx: Transaction, outcome: Outcome, saved: Saved, now: float) -> None:
         """Store all that was decided, with the cursor that says from which rows."""
         self._keep_card(tx, now)
-        for name, alert in outcome.alerts.items():
-            if alert is not saved.alerts.get(name):
-                tx.put_alert(alert)
+        tx.put_alerts([alert for name, alert in outcome.alerts.items() if alert is not saved.alerts.get(name)])
         self._keep_incidents(tx, outcome, now)
         for execution in outcome.decided.executions:
             tx.put_execution(execution)

@@ -1,13 +1,13 @@
 """What the daemon serves: metrics, health, the status document, its stream of changes, the status page, runbooks."""
 
 import asyncio
-import json
 import socket
 import threading
 from collections.abc import AsyncIterator
 from html import escape
 from importlib.resources import files
 
+import orjson
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -44,7 +44,7 @@ def application(daemon: Daemon) -> Starlette:
     def status(_: Request) -> Response:
         if daemon.watch.status is None:
             return JSONResponse({"error": "the first tick has not ended yet"}, status_code=503)
-        return JSONResponse(daemon.watch.status)
+        return Response(orjson.dumps(daemon.watch.status), media_type="application/json")
 
     def runbook(request: Request) -> Response:
         text = explanation(request.path_params["name"])
@@ -80,7 +80,7 @@ async def _events(daemon: Daemon) -> AsyncIterator[str]:
         status = daemon.watch.status
         if status is not None and status["version"] != seen:
             seen, idle = status["version"], 0
-            yield f"event: status\nid: {seen}\ndata: {json.dumps(status)}\n\n"
+            yield f"event: status\nid: {seen}\ndata: {orjson.dumps(status).decode()}\n\n"
         elif idle >= KEEP_ALIVE_EVENTS:
             idle = 0
             yield ": still here\n\n"

@@ -3,9 +3,8 @@
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ if "scripted" not in sys.modules:
     sys.modules["scripted"] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules["scripted"])
 
-import scripted  # noqa: E402 - it exists from here on
+import scripted
 
 OpenWatch = Callable[..., Watch]
 
@@ -33,7 +32,7 @@ def open_watch(request: pytest.FixtureRequest) -> OpenWatch:
 
     def open_one(run_dir: Path, notifiers: dict[str, Notifier] | None = None, holder: str = "test") -> Watch:
         store = open_store(sqlite_url(run_dir), "scripted")
-        request.addfinalizer(store.close)  # noqa: PT021 - as many as the test opens
+        request.addfinalizer(store.close)
         return Watch(run_dir, store, Outbox(store, notifiers or {}), DaemonConfig(), holder)
 
     return open_one
@@ -48,14 +47,8 @@ def trainer(tmp_path: Path) -> "scripted.ScriptedTrainer":
 
 
 @pytest.fixture
-def store(tmp_path: Path, request: pytest.FixtureRequest) -> Store:
+def store(tmp_path: Path) -> Iterator[Store]:
     """An empty database."""
     opened = open_store(f"sqlite:///{tmp_path / 'state.db'}", "scripted")
-    request.addfinalizer(opened.close)  # noqa: PT021 - short
-    return opened
-
-
-def payload(watch: Watch) -> list[dict[str, Any]]:
-    """The audit log's payloads."""
-    with watch.store.transaction() as tx:
-        return [json.loads(row.payload) for row in tx.audit_rows()]
+    yield opened
+    opened.close()

@@ -92,9 +92,11 @@ class ScriptedTrainer:
         return self.clock
 
     def head(self) -> dict[str, Any]:
+        """What every record begins with."""
         return {"attempt": "a0001", "step": self.step, "tokens": self.step * TOKENS, "time": self.clock}
 
     def record(self) -> dict[str, Any]:
+        """The train record of the step."""
         tokens = self.step * TOKENS
         expected = np.exp(np.interp(np.log(tokens), np.log([1, BUDGET]), np.log(CURVE["loss"])))
         noise = 0.01 * np.random.default_rng(self.step).standard_normal()

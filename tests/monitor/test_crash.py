@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +88,8 @@ def run(run_dir: Path, crashes: dict[int, str]) -> dict[str, Any]:
         with pytest.MonkeyPatch.context() as patch, opened(run_dir, sink, lambda: trainer.clock) as watch:
             if number in crashes:
                 crash(patch, watch, crashes[number])
-                try:
+                with suppress(Killed):
                     watch.tick(trainer.clock)
-                except Killed:
-                    pass
         with opened(run_dir, sink, lambda: trainer.clock) as watch:
             watch.tick(trainer.clock)
             watch.outbox.deliver("sink")
