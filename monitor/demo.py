@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from runwatch.monitor.report import ReportError, report
 from runwatch.monitor.status import Status
 from runwatch.monitor.terminal import render
 
@@ -129,8 +130,12 @@ def _receipt(run_dir: Path, name: str) -> dict[str, Any] | None:
 
 
 def _tell_places(run_dir: Path, console: Console) -> None:
-    report = run_dir / ".runwatch" / "report.html"
-    console.print(f"Report       {report if report.exists() else f'runwatch report {run_dir}'}")
+    page = run_dir / ".runwatch" / "report.html"
+    try:
+        report(run_dir, page, page.with_suffix(".md"))
+        console.print(f"Report       {page}")
+    except ReportError as error:
+        console.print(f"Report       not written: {error}")
     console.print(f"Audit log    {run_dir / '.runwatch' / 'audit.jsonl'}")
     console.print(f"Receipts     {run_dir / 'control' / 'receipts'}")
     console.print(f"Status page  runwatch watch {run_dir}   (then http://127.0.0.1:9464/)")

@@ -32,9 +32,7 @@ WIDTH, HEIGHT = 72, 14
 def render(status: Status) -> RenderableType:
     """The whole picture: facts, loss against the registered curve, checks, nodes, plans."""
     parts: list[RenderableType] = [_facts(status), loss_plot(status["loss"], status["run"])]
-    side_by_side = Table.grid(padding=(0, 2))
-    side_by_side.add_row(_checks(status["checks"]), _nodes(status["nodes"]))
-    parts.append(side_by_side)
+    parts += [_checks(status["checks"]), _nodes(status["nodes"])]
     if status["plans"]:
         parts.append(_plans(status["plans"]))
     parts += [Text(f"! {condition['message']}", style="yellow") for condition in status["conditions"]]
@@ -112,7 +110,7 @@ def _between(low: float, high: float, by: float) -> list[float]:
 def _checks(checks: Sequence[CheckStatus]) -> Table:
     table = Table(title="checks", title_justify="left", box=None, padding=(0, 1))
     for name in ("check", "", "value", "limit", "last records"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for check in checks:
         mark = check["severity"] if check["alert"] == "firing" else check["level"]
         since = (
@@ -126,7 +124,7 @@ def _checks(checks: Sequence[CheckStatus]) -> Table:
 def _nodes(nodes: Sequence[NodeStatus]) -> Table:
     table = Table(title="risk nodes", title_justify="left", box=None, padding=(0, 1))
     for name in ("node", "window", "mode", "", "plan"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for node in nodes:
         window = f"{node['window'][0]:.0%}-{node['window'][1]:.0%}"
         state = Text(f"{node['state'].replace('_', ' ')} {node['progress']:.0%}", COLOURS[node["state"]])
