@@ -208,7 +208,7 @@ def plain(text: str) -> str:
         lambda found: found[0].replace(":", ":\u200b").replace(".", ".\u200b"),
         escaped,
     )
-    return re.sub(r"^([-+=]|\d+(?=[.)]\s))", r"\1\\" if escaped[:1].isdigit() else r"\\\1", escaped)
+    return re.sub(r"^([-+=]|\d+(?=[.)](?:\s|$)))", r"\1\\" if escaped[:1].isdigit() else r"\\\1", escaped)
 
 
 def _links_markdown(block: Links) -> str:

@@ -20,6 +20,7 @@ from runwatch.monitor.directives import Receipts
 from runwatch.monitor.evaluate import RECENT_ROWS, Judged
 from runwatch.monitor.incidents import Incident, after
 from runwatch.monitor.rulebook import CardFile, Rulebook, rulebook, run_name
+from runwatch.monitor.run import RunReader
 from runwatch.monitor.sources import Loaded, load
 from runwatch.monitor.store import Saved, open_store, sqlite_url
 from runwatch.monitor.tick import Snapshot, world_of
@@ -129,7 +130,7 @@ def gather(run_dir: Path, database: str | None = None) -> Dossier:
     file.refresh()
     reader = Receipts(run_dir)
     receipts = dict(reader.read())
-    loaded = load(run_dir)
+    loaded = _loaded(run_dir)
     own = run_dir / ".runwatch" / "state.db"
     watched = database is not None or own.exists()
     remembered = _stored(run_dir, database or sqlite_url(run_dir)) if watched else _unwatched(run_dir, receipts)
@@ -149,6 +150,13 @@ def gather(run_dir: Path, database: str | None = None) -> Dossier:
         alerts=remembered.saved.alerts if remembered.watched else alerts,
         incidents=remembered.incidents if remembered.watched else tuple(found.values()),
     )
+
+
+def _loaded(run_dir: Path) -> Loaded:
+    """The telemetry; none of a run that was declared and has not begun."""
+    if not (run_dir / "telemetry").exists() and (run_dir / "run.yaml").exists():
+        return Loaded(str(run_dir), RunReader(run_dir).read(float("-inf")))
+    return load(run_dir)
 
 
 def judged_alerts(

@@ -179,7 +179,7 @@ def _loss_panel(axes: Any, chart: PlanChart) -> None:
         words = "No final loss is predicted:\n" + (
             "this plan leaves the budget as it is." if chart.curve else "no ladder is registered."
         )
-        axes.annotate(words, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=DIM)
+        axes.annotate(words, (0.95, 0.95), xycoords="axes fraction", ha="right", va="top", color=DIM)
     if chart.curve is None:
         return
     registered(axes, chart.curve)

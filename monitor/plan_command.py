@@ -1,27 +1,23 @@
 """`runwatch plan`: look at fallback plans, decide on what waits, switch them off."""
 
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from runwatch.monitor.approvals import DecisionError, decide, switch_plans
-from runwatch.monitor.card import nearest
-from runwatch.monitor.config import DaemonConfig
-from runwatch.monitor.lazy import UNAVAILABLE, USAGE, Failure, by_option, database_option, run_dir_argument
-from runwatch.monitor.outbox import Outbox
+from runwatch.monitor.lazy import USAGE, Failure, LazyGroup, by_option, database_option, run_dir_argument
 from runwatch.monitor.service import open_run
 from runwatch.monitor.store import Store
-from runwatch.monitor.watch import Watch
-from runwatch.rules import Execution, Refusal, all_nodes
-from runwatch.rules import preview as make_preview
+from runwatch.rules import Execution
 
 reason_option = click.option("--reason", required=True, help="Why; it goes into the audit log.")
 
 
-@click.group()
+LAZY = {"preview": ("runwatch.monitor.preview:preview_command", "What a node's plan would do now, or at a point.")}
+
+
+@click.group(cls=LazyGroup, lazy=LAZY)
 def plan() -> None:
     """Fallback plans: what was proposed and done, what would be done, and your decision."""
 
@@ -118,41 +114,3 @@ def disable(run_dir: Path, by: str, reason: str, database: str | None) -> None:
 def enable(run_dir: Path, by: str, reason: str, database: str | None) -> None:
     """Let plans be carried out again."""
     click.echo(switch_plans(_store(run_dir, database), enabled=True, by=by, reason=reason))
-
-
-@plan.command()
-@run_dir_argument
-@click.argument("node")
-@click.option("--at", "share", metavar="PERCENT", help="At this share of the token budget in force, such as 12%.")
-@database_option
-def preview(run_dir: Path, node: str, share: str | None, database: str | None) -> None:
-    """What NODE's plan would do now, or at another point of the run; nothing is done."""
-    found = all_nodes().get(node)
-    if found is None:
-        raise Failure(f"there is no node {node}{nearest(node, all_nodes())}", USAGE)
-    store = _store(run_dir, database)
-    world = Watch(run_dir, store, Outbox(store, {}), DaemonConfig(), "preview").world(time.time())
-    if world is None:
-        raise Failure(
-            "no plan can be made without a valid run.yaml and telemetry; see `runwatch validate`", UNAVAILABLE
-        )
-    if share is not None:
-        world = replace(world, tokens=_fraction(share) * world.plan.token_budget)
-    proposal = make_preview(found, world, world.settings[node])
-    if isinstance(proposal, Refusal):
-        raise Failure(f"{found.plan} would not be proposed: {proposal.reason}", 1)
-    click.echo(f"{found.plan} at {world.tokens:,.0f} tokens:")
-    for effect in proposal.effects:
-        click.echo(f"- {effect}")
-    if proposal.forecast:
-        click.echo(_forecast(proposal.forecast))
-
-
-def _fraction(share: str) -> float:
-    try:
-        value = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
-    except ValueError as error:
-        raise click.UsageError(f"--at {share}: write a share such as 12% or 0.12") from error
-    if not 0 <= value <= 1:
-        raise click.UsageError(f"--at {share}: a share lies between 0 and 100%")
-    return value

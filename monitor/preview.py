@@ -125,8 +125,8 @@ def _forecast_sentence(forecast: Forecast | None) -> str:
         return "No final loss is predicted: the plan keeps the budget, or no ladder with a formula is registered."
     old, new = forecast.old, forecast.new
     return (
-        f"Predicted final loss {new.loss:.4f} nats (95 %: {new.low:.4f} to {new.high:.4f}); under the plan in force "
-        f"{old.loss:.4f} ({old.low:.4f} to {old.high:.4f}): {new.loss - old.loss:+.4f}."
+        f"The predicted final loss is {new.loss:.4f} nats (95 %: {new.low:.4f} to {new.high:.4f}), {new.loss - old.loss:+.4f} "
+        f"against {old.loss:.4f} ({old.low:.4f} to {old.high:.4f}) under the plan in force."
     )
 
 
@@ -226,6 +226,8 @@ def _world_of_card(card: Path, rate: float | None) -> World:
 
 
 def _world_of_run(run_dir: Path, database: str | None) -> World:
+    if not run_dir.is_dir():
+        raise Failure(f"{run_dir} is no directory", USAGE)
     try:
         world = gather(run_dir, database).world
     except (SourceError, StoreError) as error:

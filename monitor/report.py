@@ -41,11 +41,11 @@ def _write(path: Path, text: str) -> None:
 
 def _pictures(dossier: Dossier) -> Mapping[str, str]:
     try:
-        from runwatch.monitor import charts  # noqa: PLC0415 - matplotlib is an extra and slow to import
+        from runwatch.monitor.charts import run_pictures  # noqa: PLC0415 - matplotlib is an extra and slow to import
     except ImportError as error:
         remedy = "The page needs plots; install the extra: pip install 'runwatch[plots]'. --markdown alone needs none."
         raise ReportError(remedy) from error
-    return charts.run_pictures(dossier)
+    return run_pictures(dossier)
 
 
 @click.command("report")
