@@ -16,16 +16,33 @@ function points(xs, ...columns) {
   return (xs ?? []).map((x, n) => [x, ...columns.map((column) => column[n])]).filter(([x]) => known(x));
 }
 
+/** Registered loss and band at `tokens`, as the daemon reads them: straight in log loss over log tokens; null outside. */
+function registered({ curve_tokens: at, curve, curve_low: low, curve_high: high }, tokens) {
+  const right = at.findIndex((t) => t >= tokens), left = Math.max(0, right - 1);
+  if (right < 0 || tokens < at[0]) return null;
+  const [t, from, to] = [tokens, at[left], at[right]].map((value) => Math.log(Math.max(value, 1)));
+  const share = to > from ? (t - from) / (to - from) : 1;
+  const between = (column) => Math.exp(Math.log(column[left]) * (1 - share) + Math.log(column[right]) * share);
+  return { loss: between(curve), low: between(low), high: between(high) };
+}
+
+/** The registered curve over the picture: tokens, low, high, loss. */
+function sampled(loss, end) {
+  const rows = Array.from({ length: 201 }, (_, n) => [(n / 200) * end, registered(loss, (n / 200) * end)]);
+  return rows.filter(([, at]) => at).map(([t, at]) => [t, at.low, at.high, at.loss]);
+}
+
 /**
  * Heights of the picture: what the run and the curve do after the first fifth of what is seen; the steep start runs out
  * of the picture at the top. Of the run's buckets the highest hundredth does not count, but the newest does.
  */
-function extent(loss, view) {
+function extent(loss, curve, view) {
   const rows = points(loss.tokens, loss.loss).filter(([, value]) => known(value));
   const from = 0.2 * Math.min(view.at ?? view.end, view.end);
   const settled = rows.filter(([t]) => t >= from).map(([, value]) => value).sort((a, b) => a - b);
-  const band = points(loss.curve_tokens, loss.curve_low, loss.curve_high).filter(([t]) => t >= from && t <= view.end);
-  const values = [rows.at(-1)?.[1], settled[0], settled[Math.floor(0.99 * (settled.length - 1))], ...band.flatMap(([, ...pair]) => pair)].filter(known);
+  const band = curve.filter(([t]) => t >= from);
+  const ends = [rows.at(-1)?.[1], settled[0], settled[Math.floor(0.99 * (settled.length - 1))]];
+  const values = [...ends, ...band.flatMap(([, below, above]) => [below, above])].filter(known);
   if (!values.length) return [0, 1];
   const low = Math.min(...values), high = Math.max(...values), pad = (high - low) * 0.06 || 0.1;
   return [low - pad, high + pad];
@@ -63,25 +80,26 @@ const vertical = (x, label, className, anchor = "start") => [
 
 /** Draw the loss; returns what the readout needs. */
 export function chart(node, status, view) {
-  const { loss } = status, [low, high] = extent(loss, view), { x } = view;
+  const { loss } = status, { x } = view, curve = sampled(loss, view.end), [low, high] = extent(loss, curve, view);
   const y = (value) => TOP + ((high - value) / (high - low)) * (HEIGHT - TOP - BOTTOM);
-  const inside = (rows) => rows.filter(([t]) => t <= view.end * 1.02);
-  const curve = inside(points(loss.curve_tokens, loss.curve_low, loss.curve_high, loss.curve));
   const run = points(loss.tokens, loss.low, loss.high, loss.loss);
   const right = view.width - RIGHT, frame = { x: LEFT, y: TOP, width: right - LEFT, height: HEIGHT - TOP - BOTTOM };
   const parts = [svg("clipPath", { id: "frame" }, svg("rect", frame))];
   const early = Math.min(0.25 * view.force, view.end);
   parts.push(svg("rect", { ...frame, width: x(early) - x(0), class: "early" }));
-  for (const value of ticks(low, high, 5)) {
+  for (const value of ticks(low, high, 5).filter((one) => y(one) < HEIGHT - BOTTOM - 8)) {
     parts.push(svg("line", { x1: LEFT, x2: right, y1: y(value), y2: y(value), class: "grid" }));
     parts.push(svg("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, String(value)));
   }
   for (const share of ticks(0, view.end / view.budget, view.width < 500 ? 4 : 8)) {
-    parts.push(svg("text", { x: x(share * view.budget), y: HEIGHT - 8, "text-anchor": "middle" }, `${Number((share * 100).toPrecision(3))} %`));
+    const label = `${Number((share * 100).toPrecision(3))} %`;
+    parts.push(svg("text", { x: x(share * view.budget), y: HEIGHT - 8, "text-anchor": "middle" }, label));
   }
-  if (0.25 * view.force < view.end) parts.push(...vertical(x(0.25 * view.force), "25 % of the budget", "quarter"));
-  if (view.force < view.budget && view.force <= view.end) {
-    parts.push(...vertical(x(view.force), `ends here, at ${percent(view.force / view.budget)}`, "force", x(view.force) > view.width - 180 ? "end" : "start"));
+  const shorter = view.force < view.budget, quarter = 0.25 * view.force;
+  if (quarter < view.end) parts.push(...vertical(x(quarter), `25 % of the budget${shorter ? " in force" : ""}`, "quarter"));
+  if (shorter && view.force <= view.end) {
+    const side = x(view.force) > view.width - 180 ? "end" : "start";
+    parts.push(...vertical(x(view.force), `ends here, at ${percent(view.force / view.budget)}`, "force", side));
   }
   const path = (d, className) => d && parts.push(svg("path", { d, class: className, "clip-path": "url(#frame)" }));
   path(area(curve.map(([t, a, b]) => [t, a, b]), x, y), "band");
@@ -95,16 +113,6 @@ export function chart(node, status, view) {
   if (last) parts.push(svg("circle", { cx: x(last[0]), cy: y(last[3]), r: 4.5, class: "now" }));
   node.setAttribute("viewBox", `0 0 ${view.width} ${HEIGHT}`);
   node.replaceChildren(...parts, svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" }));
-}
-
-/** Registered loss at `tokens`, straight between its points; null outside. */
-function registered(loss, tokens) {
-  const right = loss.curve_tokens.findIndex((t) => t >= tokens);
-  if (right < 0 || tokens < loss.curve_tokens[0]) return null;
-  const left = Math.max(0, right - 1), span = loss.curve_tokens[right] - loss.curve_tokens[left];
-  const share = span ? (tokens - loss.curve_tokens[left]) / span : 0;
-  const between = (column) => column[left] + (column[right] - column[left]) * share;
-  return { loss: between(loss.curve), low: between(loss.curve_low), high: between(loss.curve_high) };
 }
 
 /** Point at bucket `n` of the loss: a line in the picture, and its sentence. */
@@ -127,8 +135,9 @@ export function lane(window, plans, view) {
     svg("rect", { x: start, y: 7, width: end - start, height: 4, rx: 2, class: "track" }),
     svg("rect", { x: from, y: 4, width: Math.max(0, to - from), height: 10, rx: 3, class: "window" }),
   ];
-  if (0.25 * view.force <= view.end) parts.push(svg("line", { x1: edge(0.25, 1), x2: edge(0.25, 1), y1: 0, y2: 18, class: "quarter" }));
-  if (known(view.at)) parts.push(svg("line", { x1: view.x(view.at), x2: view.x(view.at), y1: 0, y2: 18, class: "here" }));
+  const mark = (x, className) => parts.push(svg("line", { x1: x, x2: x, y1: 0, y2: 18, class: className }));
+  if (0.25 * view.force <= view.end) mark(edge(0.25, 1), "quarter");
+  if (known(view.at)) mark(view.x(view.at), "here");
   for (const tokens of plans) {
     if (known(tokens) && tokens <= view.end) parts.push(svg("path", { d: `M${view.x(tokens)} 2l6 7l-6 7l-6 -7Z`, class: "plan" }));
   }
@@ -152,7 +161,8 @@ export function sparkline(values, limit) {
   return node;
 }
 
-export const describe = (status) => {
+export function describe(status) {
   const newest = status.loss.loss.filter(known).at(-1);
-  return known(newest) ? `Training loss over the token budget, now ${number(newest)} nats at step ${whole(status.run.step)}. Arrow keys read it out.` : "No loss yet";
-};
+  if (!known(newest)) return "No loss yet";
+  return `Training loss over the token budget, now ${number(newest)} nats at step ${whole(status.run.step)}. Arrow keys read it out.`;
+}

@@ -88,7 +88,7 @@ export function duration(seconds) {
 }
 
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 export function clock(seconds) {
   const date = new Date(seconds * 1000);
   const format = Math.abs(Date.now() - date) < 43200e3 ? CLOCK : DAY;

@@ -22,21 +22,31 @@ function show(status) {
   announce(status);
   list(byId("facts"), facts(status), ([label]) => label, fact);
   list(byId("about"), [[run.hypothesis, run.owner, run.links]], () => "about", about);
-  list(byId("conditions"), status.conditions, (one) => one.kind, (one) => el("li", { class: "notice warning" }, one.message, " (since ", clock(one.since), ")"));
-  list(byId("checks").tBodies[0], [...status.checks].sort((a, b) => urgency(b) - urgency(a)), (one) => one.name, checkRow);
+  list(byId("conditions"), status.conditions, (one) => one.kind, condition);
+  list(byId("checks").tBodies[0], sorted(status.checks, urgency), (one) => one.name, checkRow);
   const waiting = plans.filter((plan) => plan.state === "proposed");
   byId("decisions").hidden = !waiting.length;
   byId("plans-off").hidden = status.plans_enabled;
   list(byId("proposed"), waiting, (plan) => plan.id, planCard);
   list(byId("plans"), plans.filter((plan) => plan.state !== "proposed"), (plan) => plan.id, planCard);
   nothing(byId("plans"), waiting.length ? "" : "No plan has been proposed.");
-  list(byId("incidents"), [...status.incidents].sort((a, b) => (b.state === "firing") - (a.state === "firing")), (one) => one.id, incident);
+  list(byId("incidents"), sorted(status.incidents, (one) => Number(one.state === "firing")), (one) => one.id, incident);
   nothing(byId("incidents"), "No incident so far.", "li");
-  list(byId("audit"), status.audit, (row) => row.seq, (row) => el("li", {}, clock(row.time), " ", el("span", { class: "kind" }, row.kind.replaceAll("_", " ")), " ", el("span", {}, row.sentence)));
+  list(byId("audit"), status.audit, (row) => row.seq, auditRow);
   const { version, pid, started } = status.daemon;
-  list(byId("daemon"), [[version, pid, started]], () => "daemon", () => el("span", {}, `runwatch ${version}`, pid ? `, process ${pid}` : "", ...(started ? [", up since ", clock(started)] : [])));
+  list(byId("daemon"), [{ version, pid, started }], () => "daemon", daemonLine);
   draw();
 }
+
+const sorted = (items, rank) => [...items].sort((a, b) => rank(b) - rank(a));
+
+const condition = ({ message, since }) => el("li", { class: "notice warning" }, message, " (since ", clock(since), ")");
+
+const auditRow = ({ time, kind, sentence }) =>
+  el("li", {}, clock(time), " ", el("span", { class: "kind" }, kind.replaceAll("_", " ")), " ", el("span", {}, sentence));
+
+const daemonLine = ({ version, pid, started }) =>
+  el("span", {}, `runwatch ${version}`, pid ? `, process ${pid}` : "", ...(started ? [", up since ", clock(started)] : []));
 
 function nothing(parent, text, tag = "p") {
   if (!parent.children.length && text) parent.append(el(tag, { class: "muted", "data-key": "nothing" }, text));
@@ -45,7 +55,8 @@ function nothing(parent, text, tag = "p") {
 /** Screen readers hear the sentence when what it says of alarms and plans has changed, not at each step. */
 function announce(status) {
   const alarms = status.checks.filter((check) => check.alert === "firing").map((check) => check.name + check.severity);
-  const told = JSON.stringify([status.health, alarms, status.plans.filter((plan) => plan.open).map((plan) => plan.id + plan.state)]);
+  const plans = status.plans.filter((plan) => plan.open).map((plan) => plan.id + plan.state);
+  const told = JSON.stringify([status.health, alarms, plans]);
   const node = byId("announcement");
   if (node.dataset.told !== told) setText(node, status.sentence);
   node.dataset.told = told;
@@ -84,7 +95,10 @@ function about([hypothesis, owner, links]) {
   return el("span", {}, hypothesis, owner ? ` Owner: ${owner}.` : "", ...parts);
 }
 
-const urgency = (check) => (check.error ? 3 : { inactive: 0, pending: 1, firing: 4 }[check.alert]) + (check.severity === "critical" && check.alert === "firing" ? 1 : 0);
+function urgency({ error, alert, severity }) {
+  if (alert === "firing") return severity === "critical" ? 4 : 3;
+  return error ? 2 : Number(alert === "pending");
+}
 
 function checkState(check) {
   if (check.error) return state("critical", "the check itself failed");
@@ -93,7 +107,12 @@ function checkState(check) {
   return state(check.severity, check.level === check.severity ? "" : `now ${check.level}`);
 }
 
-const runbook = (name, summary) => el("a", { href: `runbooks/${encodeURIComponent(name)}`, title: `Runbook. Alarm when: ${summary}` }, name);
+const runbook = (name, summary) =>
+  el("a", { href: `runbooks/${encodeURIComponent(name)}`, title: `Runbook. Alarm when: ${summary}` }, name);
+
+function since({ since_step: step, since_tokens: tokens }) {
+  return known(step) ? ` Since step ${whole(step)}${known(tokens) ? `, ${compact(tokens)} tokens` : ""}.` : "";
+}
 
 function checkRow({ name, summary }) {
   const cells = ["state-cell", "number", "number", "spark-cell", "detail"].map((kind) => el("td", { class: kind }));
@@ -101,8 +120,7 @@ function checkRow({ name, summary }) {
   row.update = (check) => {
     const alive = check.alert !== "inactive" || check.error;
     cells[0].replaceChildren(checkState(check));
-    const since = known(check.since_step) ? ` Since step ${whole(check.since_step)}${known(check.since_tokens) ? `, ${compact(check.since_tokens)} tokens` : ""}.` : "";
-    setText(cells[4], check.error ?? (alive ? `${check.message}${since}` : ""));
+    setText(cells[4], check.error ?? (alive ? check.message + since(check) : ""));
     for (const [cell, value, word] of [[cells[1], check.value, "value "], [cells[2], check.limit, "limit "]]) {
       cell.replaceChildren(el("span", { class: "narrow" }, word), number(value));
     }
@@ -112,12 +130,13 @@ function checkRow({ name, summary }) {
 }
 
 function nodeItem({ name, plan, node: { summary } }) {
-  const head = el("p", {}, runbook(name, summary), " → ", plan);
   const status = el("p", { class: "stand" }), reason = el("p", { class: "detail" }), picture = el("div");
-  const item = el("li", {}, el("div", { class: "head" }, head, status), picture, reason);
+  const head = el("div", { class: "head" }, el("p", {}, runbook(name, summary), " → ", plan), status);
+  const item = el("li", {}, head, picture, reason);
   item.update = ({ node, plans, view }) => {
     const [from, to] = node.window.map((edge, n) => Math.round(Math.min(known(edge) ? edge : n, 1) * 100));
-    status.replaceChildren(state(node.state, node.progress > 0 && node.state !== "firing" ? `${Math.round(node.progress * 100)} %` : ""), ` ${node.mode}, ${from} to ${to} %`);
+    const near = node.progress > 0 && node.state !== "firing" ? `${Math.round(node.progress * 100)} %` : "";
+    status.replaceChildren(state(node.state, near), ` ${node.mode}, ${from} to ${to} %`);
     picture.replaceChildren(lane(node.window, plans, view));
     setText(reason, node.reason);
   };
@@ -130,10 +149,11 @@ function planCard(plan) {
     button.addEventListener("click", () => ask(plan, approved));
     return button;
   };
-  const buttons = [plan.state === "proposed" ? decide(true, "Approve") : null, ["proposed", "approved"].includes(plan.state) ? decide(false, "Reject") : null].filter(Boolean);
+  const proposed = plan.state === "proposed", buttons = [];
+  if (proposed) buttons.push(decide(true, "Approve"));
+  if (proposed || plan.state === "approved") buttons.push(decide(false, "Reject"));
   const loss = ({ loss: value, low, high }) => `${number(value)} (${number(low)} to ${number(high)})`;
   const { forecast } = plan, command = `runwatch plan approve ${shown.run.directory} ${plan.id} --by NAME --reason TEXT`;
-  const history = plan.history.map((event) => el("li", {}, el("b", {}, event.event.replaceAll("_", " ")), " ", clock(event.time), known(event.step) ? `, step ${whole(event.step)}` : "", known(event.tokens) ? `, ${compact(event.tokens)} tokens` : ""));
   const what = [
     el("p", {}, plan.evidence),
     el("ul", {}, ...plan.effects.map((effect) => el("li", {}, effect))),
@@ -141,21 +161,27 @@ function planCard(plan) {
   ];
   const then = [
     forecast ? el("p", {}, `Predicted final loss: ${loss(forecast.old)} as planned, ${loss(forecast.new)} with this plan.`) : null,
-    plan.state === "proposed" && plan.expires ? el("p", {}, "Expires at ", clock(plan.expires), " if nobody decides.") : null,
+    proposed && plan.expires ? el("p", {}, "Expires at ", clock(plan.expires), " if nobody decides.") : null,
     buttons.length ? el("div", { class: "buttons" }, ...buttons) : null,
-    plan.state === "proposed" ? el("p", { class: "muted" }, "Or in a terminal: ", el("code", {}, command)) : null,
+    proposed ? el("p", { class: "muted" }, "Or in a terminal: ", el("code", {}, command)) : null,
   ];
   return el("article", { class: "card" },
     el("div", { class: "head" }, el("h3", {}, plan.plan, " ", el("small", {}, plan.id)), state(plan.state)),
     el("div", { class: "columns" }, el("div", {}, ...what), el("div", {}, ...then)),
-    el("ol", { class: "history", "aria-label": "History" }, ...history),
+    el("ol", { class: "history", "aria-label": "History" }, ...plan.history.map(happened)),
     el("details", {}, el("summary", {}, "Actions as the trainer gets them"), el("pre", {}, JSON.stringify(plan.actions, null, 1))));
 }
 
+function happened({ event, time, step, tokens }) {
+  const place = [known(step) ? `, step ${whole(step)}` : "", known(tokens) ? `, ${compact(tokens)} tokens` : ""];
+  return el("li", {}, el("b", {}, event.replaceAll("_", " ")), " ", clock(time), ...place);
+}
+
 function incident(one) {
-  const firing = one.state === "firing";
-  const when = el("p", { class: "muted" }, "Opened ", clock(one.opened), ` at step ${whole(one.since_step)}`, ...(one.resolved ? [", resolved ", clock(one.resolved)] : []), ` (${one.id})`);
-  return el("li", {}, el("p", {}, firing ? state(one.severity) : state("resolved"), " ", el("b", {}, one.check), firing ? "" : ` (was ${one.severity})`), el("p", {}, one.what), when);
+  const firing = one.state === "firing", resolved = one.resolved ? [", resolved ", clock(one.resolved)] : [];
+  const head = [state(firing ? one.severity : "resolved"), " ", el("b", {}, one.check), firing ? "" : ` (was ${one.severity})`];
+  const when = ["Opened ", clock(one.opened), ` at step ${whole(one.since_step)}`, ...resolved, ` (${one.id})`];
+  return el("li", {}, el("p", {}, ...head), el("p", {}, one.what), el("p", { class: "muted" }, ...when));
 }
 
 // The chart
@@ -169,7 +195,8 @@ function draw() {
   const node = byId("chart"), seen = view();
   chart(node, shown, seen);
   node.setAttribute("aria-label", describe(shown));
-  const marks = (name) => shown.plans.filter((plan) => plan.node === name).map((plan) => (plan.history.find((event) => event.event === "acknowledged") ?? plan.history[0])?.tokens);
+  const begun = ({ history }) => (history.find(({ event }) => event === "acknowledged") ?? history[0])?.tokens;
+  const marks = (name) => shown.plans.filter((plan) => plan.node === name).map(begun);
   const items = shown.nodes.map((one) => ({ name: one.name, plan: one.plan, node: one, plans: marks(one.name), view: seen }));
   list(byId("nodes"), items, (one) => one.name, nodeItem);
   setText(byId("readout"), cursor === null ? HINT : point(node, shown, seen, cursor));
@@ -192,7 +219,8 @@ function listenToChart() {
   node.addEventListener("blur", () => shown && move(null));
   node.addEventListener("keydown", (event) => {
     const count = shown?.loss.steps.length ?? 0, at = cursor ?? count - 1;
-    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, PageUp: at - 20, PageDown: at + 20, Home: 0, End: count - 1, Escape: null }[event.key];
+    const moves = { ArrowLeft: at - 1, ArrowRight: at + 1, PageUp: at - 20, PageDown: at + 20, Home: 0, End: count - 1 };
+    const to = { ...moves, Escape: null }[event.key];
     if (to === undefined || !count) return;
     event.preventDefault();
     move(to);
@@ -235,14 +263,19 @@ async function decide(event) {
   }
 }
 
+const REFUSED = {
+  401: "The token is not the daemon's.",
+  403: "Decisions on this page are off, or not yours: use the command in the card.",
+};
+
 /** Null when it went well, else why not. */
 async function post(url, request) {
   try {
     const answer = await fetch(url, request);
     if (answer.ok) return null;
-    const said = await answer.json().catch(() => ({})), why = said.error ?? said.detail;
-    const meaning = { 401: "The token is not the daemon's.", 403: "Decisions on this page are off, or not yours: use the command in the card." }[answer.status];
-    return [meaning, typeof why === "string" ? why : null].filter(Boolean).join(" ") || `The daemon answered ${answer.status}.`;
+    const { error, detail } = await answer.json().catch(() => ({})), why = error ?? detail;
+    const said = [REFUSED[answer.status], typeof why === "string" ? why : null].filter(Boolean).join(" ");
+    return said || `The daemon answered ${answer.status}.`;
   } catch {
     return "The daemon cannot be reached; nothing was decided.";
   }
@@ -290,8 +323,8 @@ function tell() {
   document.body.classList.toggle("stale", gone || old);
   byId("stale").hidden = !(gone || old);
   setText(byId("connection"), gone ? "Connection lost" : old ? "Old data" : "Live");
-  if (gone) setText(byId("stale"), `Connection to the daemon lost; trying again every ${POLL_SECONDS} s. What you see was judged ${duration(age)} ago.`);
-  else if (old) setText(byId("stale"), `The daemon answers, but has not judged the run for ${duration(age)}. What you see is old.`);
+  const word = gone ? "Connection to the daemon lost; trying again" : "The daemon answers, but no longer judges the run";
+  if (gone || old) setText(byId("stale"), `${word}. What you see is ${duration(age)} old.`);
 }
 
 listenToChart();
