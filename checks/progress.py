@@ -12,21 +12,22 @@ first hourly save, and the next one began at the same step: a cadence longer tha
 nothing (marin#8506).
 
 Warns and turns critical when: in training warns at the tick at which a step is over its budget and turns critical
-`grace_seconds` later; any other phase is critical when over its budget; ok again with the next step or phase; `finished` and `paused` never alarm. A source that neither announces phases nor carries `plan/token_budget`
-(optional) gets `unannounced_factor` times the budget of a step: a silence may be an evaluation. A job that is down
-between two attempts is a stall of its last phase. Warns at the second restart within 256 surviving rows, critical at
-the third. Warns for 20 observations after a record was given up.
+`grace_seconds` later; any other phase is critical when over its budget; ok again with the next step or phase;
+`finished` and `paused` never alarm. A source that neither announces phases nor carries `plan/token_budget` (optional)
+gets `unannounced_factor` times the budget of a step: a silence may be an evaluation. A job that is down between two
+attempts is a stall of its last phase. Warns at the second restart within 256 surviving rows, critical at the third.
+Warns for 20 observations after a record was given up.
 
 Defaults: `slow_factor` 3 and `train_seconds` 60 (s; the best in-process watchdog tells a hang after 61 s,
 nvidia-resiliency-ext; Marin waits 15 minutes, DLRover 10. No warning earlier: a shared node's single steps reach half
 of it, recording `gpt2-124m-shared-cluster-clean`); `grace_seconds` 240 (s; a requeued job writes its first record
-after a minute or a few: five minutes without a step page someone, a third of Marin's limit); the usual longest step is the median over 192 rows of the maximum
-over 64 rows, which for 64 steps is their 98.9th percentile; `unannounced_factor` 5 (the evaluations of recordings
-`llama31-405b-clean` and `wmt-transformer-spike-55` take 3 to 4 of their rows); `unknown_seconds` 900 (s; Marin's
-limit, while no step has been timed); `init_seconds`, `compile_seconds` and `restore_seconds` 2700 (s; Marin allows 45
-minutes to initialise); `eval_seconds` and `checkpoint_seconds` 1800 (s; a guess above the half hour between saves);
-three restarts (Marin's budget of three failures, marin#7929; nvrx-watch stops after three cycles without a new
-checkpoint).
+after a minute or a few: five minutes without a step page someone, a third of Marin's limit); the usual longest step
+is the median over 192 rows of the maximum over 64 rows, which for 64 steps is their 98.9th percentile;
+`unannounced_factor` 5 (the evaluations of recordings `llama31-405b-clean` and `wmt-transformer-spike-55` take 3 to 4
+of their rows); `unknown_seconds` 900 (s; Marin's limit, while no step has been timed); `init_seconds`,
+`compile_seconds` and `restore_seconds` 2700 (s; Marin allows 45 minutes to initialise); `eval_seconds` and
+`checkpoint_seconds` 1800 (s; a guess above the half hour between saves); three restarts (Marin's budget of three
+failures, marin#7929; nvrx-watch stops after three cycles without a new checkpoint).
 
 Does not see: a source without a clock (UNKNOWN); a hang shorter than its budget; slow steps (`throughput`); a trainer
 that writes steps and learns nothing; whether the process is alive (the daemon's own health).

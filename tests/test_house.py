@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from runwatch.checks import all_checks
 from runwatch.rules import all_nodes
 

@@ -2,14 +2,15 @@
 
     python -m runwatch.trainer.ladder OUT_DIR --card run.yaml --rungs rungs.yaml --write rungs.json
 
-A rungs file has a list `rungs`, each a name and what differs from the card (`model`, `plan`). Each rung is a whole run in OUT_DIR/NAME, so an
-interrupted ladder goes on where it was. What `runwatch ladder fit` reads is written to `--write`.
+A rungs file has a list `rungs`, each a name and what differs from the card (`model`, `plan`). Each rung is a whole run in
+OUT_DIR/NAME, so an interrupted ladder goes on where it was. What `runwatch ladder fit` reads is written to `--write`.
 """
 
 import argparse
 import copy
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def thinned(tokens: np.ndarray, values: np.ndarray) -> list[list[float]]:
     """Means of `values` over about 60 stretches, equally wide in log tokens; rows [tokens, mean, standard deviation, count]."""
     edges = np.unique(np.geomspace(tokens[0], tokens[-1] + 1, CURVE_POINTS + 1).astype(int))
     places = np.searchsorted(tokens, edges)
-    parts = [slice(a, b) for a, b in zip(places[:-1], places[1:], strict=True) if b > a]
+    parts = [slice(a, b) for a, b in pairwise(places) if b > a]
     return [
         [float(np.mean(tokens[p])), float(np.mean(values[p])), float(np.std(values[p])), int(p.stop - p.start)]
         for p in parts

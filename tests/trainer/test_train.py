@@ -143,14 +143,14 @@ def test_a_rewind_starts_a_new_attempt_past_the_skipped_batches(
     write_card(tmp_path, token_budget=128 * 400)
     command = [sys.executable, "-P", "-m", "runwatch.trainer.train", str(tmp_path), "--wandb", "off"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
-        until(lambda: checkpoint.found(tmp_path / "checkpoints"), process)
+        until(lambda: len(checkpoint.found(tmp_path / "checkpoints")) > 0, process)
         step = checkpoint.found(tmp_path / "checkpoints")[-1].step
         order(
             tmp_path,
             "back",
             [{"action": "rewind", "checkpoint_step": step, "skip_steps": 5}, {"action": "scale_lr", "factor": 0.5}],
         )
-        until(lambda: (tmp_path / "control" / "receipts" / "back.json").exists(), process)
+        until((tmp_path / "control" / "receipts" / "back.json").exists, process)
         order(tmp_path, "end", [{"action": "stop"}])
         assert process.wait(120) == 0
     assert receipt(tmp_path, "back")["status"] == "applied"
