@@ -28,7 +28,6 @@ from runwatch.rules import Action, Curve, Forecast, PlanState, Prediction, World
 from runwatch.rules.plan import Rewind, ScaleLr, SetDataMixture, SetLrDecay, SetTokenBudget
 
 OLD, NEW = DIM, TREND
-LINE_POINTS = 400
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,11 @@ def chart_of(world: World, plan: str, actions: Sequence[Action], forecast: Forec
     old, new = world.plan, plan_after(world.plan, actions)
     back = [one.checkpoint_step * world.planned.tokens_per_step for one in actions if isinstance(one, Rewind)]
     begin = float(min([*back, world.tokens]))
-    grids = np.linspace(0, old.token_budget, LINE_POINTS), np.linspace(begin, new.token_budget, LINE_POINTS)
     fixed = any(isinstance(one, SetDataMixture) for one in actions)
     return PlanChart(
         title=f"{plan} at {amount(world.tokens)} tokens",
         now=world.tokens,
-        rates=((grids[0], _rate(world, old, grids[0])), (grids[1], _rate(world, new, grids[1]))),
+        rates=(_rate(world, old, 0.0), _rate(world, new, begin)),
         mixtures={**_mixtures(world, old, "in force"), **_mixtures(world, new, "new", fixed=fixed)},
         budgets=((old.decay_start_tokens, old.token_budget), (new.decay_start_tokens, new.token_budget)),
         curve=world.planned.curve,
@@ -96,12 +94,14 @@ def plan_after(plan: PlanState, actions: Sequence[Action]) -> PlanState:
     return plan.model_copy(update=update)
 
 
-def _rate(world: World, plan: PlanState, tokens: Floats) -> Floats:
-    """Share of the peak learning rate: warmup, stable, linear decay (docs/run-directory.md)."""
+def _rate(world: World, plan: PlanState, begin: float) -> tuple[Floats, Floats]:
+    """Share of the peak learning rate at its corners from `begin` on: warmup, stable, linear decay (docs/run-directory.md)."""
     warmup = world.planned.warmup_fraction * world.planned.token_budget
+    corners = np.unique(np.array([begin, warmup, plan.decay_start_tokens, plan.token_budget], np.float64))
+    tokens = corners[(corners >= begin) & (corners <= plan.token_budget)]
     through = np.clip((tokens - plan.decay_start_tokens) / max(plan.token_budget - plan.decay_start_tokens, 1), 0, 1)
     rising = np.minimum(1.0, tokens / warmup) if warmup > 0 else np.ones_like(tokens)
-    return plan.lr_scale * rising * (1 - (1 - plan.final_fraction) * through)
+    return tokens, plan.lr_scale * rising * (1 - (1 - plan.final_fraction) * through)
 
 
 def plan_picture(chart: PlanChart) -> str:
