@@ -104,15 +104,30 @@ def _runs(loaded: Loaded) -> list[Signals]:
 
 
 def incidents_of(check: Check, verdicts: Verdicts, signals: Signals) -> tuple[Incident, ...]:
-    """The incidents of one check over a whole run: the lives of its alert under the policy `INCIDENT`."""
+    """The incidents of one check over a whole run: the lives of its alert under the policy `INCIDENT`.
+
+    An attempt that starts again at or below an incident's first step has taken its records back: its own are another incident.
+    """
     _, transitions = advance(Alert(check=check.name), check, verdicts, signals, INCIDENT)
     opened = [transition.row for transition in transitions if transition.reason is Reason.FIRED]
     closed = [transition.row for transition in transitions if transition.reason is Reason.RESOLVED]
     closed += [len(signals)] * (len(opened) - len(closed))
     return tuple(
-        _incident(check, verdicts, signals, start + np.flatnonzero(verdicts.level[start:stop] >= Level.WARN))
+        _incident(check, verdicts, signals, loud)
         for start, stop in zip(opened, closed, strict=True)
+        for loud in _untaken(start + np.flatnonzero(verdicts.level[start:stop] >= Level.WARN), signals)
     )
+
+
+def _untaken(loud: NDArray[np.intp], signals: Signals) -> list[NDArray[np.intp]]:
+    """Rows of one alert's life, cut where an attempt begins at or below the first step of what came before."""
+    parts: list[NDArray[np.intp]] = []
+    begin = 0
+    for at in np.flatnonzero(np.diff(signals.attempt[loud])) + 1:
+        if signals.step[loud[at]] <= signals.step[loud[begin]]:
+            parts.append(loud[begin:at])
+            begin = int(at)
+    return [*parts, loud[begin:]]
 
 
 def _incident(check: Check, verdicts: Verdicts, signals: Signals, loud: NDArray[np.intp]) -> Incident:

@@ -263,3 +263,19 @@ def test_a_packed_table_through_the_command_equals_the_plain_one(tmp_path: Path)
     packed = tmp_path / "packed.csv.gz"
     packed.write_bytes(gzip.compress(Path(plain).read_bytes()))
     assert invoke(plain, "--json")[1] == invoke(str(packed), "--json")[1]
+
+
+def test_an_attempt_that_starts_over_has_an_incident_of_its_own(tmp_path: Path) -> None:
+    rows = [f"{attempt},{step},nan" for attempt in (1, 2) for step in range(1, 6)]
+    (tmp_path / "twice.csv").write_text("attempt,step,loss\n" + "\n".join(rows) + "\n")
+    found = [one for one in backtest(load(tmp_path / "twice.csv")).incidents if one.check == "finite"]
+    assert [(one.first_step, one.last_step, one.first_critical_step) for one in found] == [(1, 5, 1), (1, 5, 1)]
+
+
+def test_an_incident_that_outlasts_a_resume_stays_one(tmp_path: Path) -> None:
+    rows = [f"1,{step},{2.0 if step < 8 else 'nan'}" for step in range(1, 11)] + [
+        f"2,{step},nan" for step in range(10, 15)
+    ]
+    (tmp_path / "resumed.csv").write_text("attempt,step,loss\n" + "\n".join(rows) + "\n")
+    found = [one for one in backtest(load(tmp_path / "resumed.csv")).incidents if one.check == "finite"]
+    assert [(one.first_step, one.last_step) for one in found] == [(8, 14)]
