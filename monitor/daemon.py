@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -168,11 +168,12 @@ class Daemon:
                 notify_service_manager("WATCHDOG=1")
             if self.age > STALLED_TICKS * self.config.tick_seconds and not self._busy.locked():
                 log.warning("no tick for %.0f s: was the clock set back? Asking for one", self.age)
-                self._wake()
+                self.postpone(0.0)
 
-    def _wake(self) -> None:
+    def postpone(self, seconds: float) -> None:
+        """Let every job start `seconds` from now, and then at its interval again; 0 starts all of them at once."""
         for job in self._scheduler.get_jobs():
-            job.modify(next_run_time=datetime.now(UTC))
+            job.modify(next_run_time=datetime.now(UTC) + timedelta(seconds=seconds))
 
 
 def _decide(store: Store, execution: str, approved: bool, by: str, reason: str) -> str:

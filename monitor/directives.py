@@ -18,9 +18,12 @@ RECEIPT_BYTES = 1 << 20
 
 
 def write_json(path: Path, document: object, *, durable: bool = True) -> None:
-    """Put a JSON document in place of `path`: all of it or nothing, also through a power cut if `durable`."""
+    """Put a JSON document in place of `path`: all of it or nothing, also through a power cut if `durable`.
+
+    The temporary file has one name, so that what a killed daemon left is overwritten.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:
         file.write(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         file.flush()
