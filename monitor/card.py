@@ -243,6 +243,15 @@ class LadderCurve(Section):
         return self
 
 
+class Amendment(Section):
+    """A change of the ladder after it was registered, or after launch; `was` is the hash before it."""
+
+    time: datetime
+    by: str = Field(min_length=1)
+    reason: str = Field(min_length=1)
+    was: str
+
+
 class Ladder(Section):
     """The pre-registration."""
 
@@ -251,6 +260,7 @@ class Ladder(Section):
     rungs: tuple[Rung, ...] = ()
     formula: LadderFormula | None = None
     curve: LadderCurve
+    amendments: tuple[Amendment, ...] = ()
 
 
 class Declaration(Section):

@@ -1,89 +1,43 @@
-"""The scaling ladder: fit small runs, and register the loss curve that the main run is held against.
+"""The scaling ladder: fit small runs, and predict the loss curve that the main run is held against.
 
-The stable phase of all rungs together is fitted by L(N, t) = E + A / N^alpha + B / t^beta over parameters N and tokens t (the
-form of Hoffmann et al. 2022, arXiv 2203.15556, here over the course of constant-rate training, which a warmup-stable-decay
-schedule makes comparable between budgets: Hägele et al. 2024, arXiv 2405.18392). What the decay gains on top is the mean course
-of the rungs' decays. Uncertainty comes from refitting on resampled rungs. numpy only: the daemon never loads scipy.
+The stable phase of all rungs together is fitted by the surface of `ladder_surface` over parameters N and tokens t: the course of
+constant-rate training, which a warmup-stable-decay schedule makes comparable between budgets (Hägele et al. 2024, arXiv 2405.18392).
+What the decay gains on top is the mean course of the rungs' decays, each counted by its tokens: the longest come nearest to the main
+run's. numpy only: the daemon never loads scipy.
+
+Uncertainty is a bootstrap of residuals with the rungs' design kept (Davison & Hinkley 1997, section 6.3.3): six rungs drawn with
+replacement often hold a single size, which says nothing about the exponents; residual courses drawn with replacement always do.
 """
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import combinations
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
-import yaml
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from runwatch.monitor.ladder_rungs import FINAL_SHARE, Floats, LadderError, Rung, Schedule
+from runwatch.monitor.ladder_surface import EXPONENTS, SHARPNESS, Points, Surface, fit_surface, grid_fit, improved
 
-EXPONENTS = np.geomspace(0.05, 1.6, 36)
-SETTLED_WARMUPS = 3.0
-"""The curve begins at three warm-ups: before that the loss tells of the warm-up, not of the scale."""
 BOOTSTRAPS = 200
 POINTS = 80
 CONFIDENCE = (2.5, 97.5)
-
-
-class LadderError(ValueError):
-    """Rungs that cannot be fitted or a card that may not be changed; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Rung:
-    """One finished small run. `course` has a row [tokens, loss, standard deviation, records] per stretch (P, 4)."""
-
-    name: str
-    parameters: int
-    tokens: int
-    warmup_tokens: int
-    decay_start_tokens: int
-    final_loss: float
-    course: Floats
-
-    def stable(self) -> Floats:
-        """The stretches between warm-up and decay."""
-        tokens = self.course[:, 0]
-        return self.course[(tokens >= SETTLED_WARMUPS * self.warmup_tokens) & (tokens <= self.decay_start_tokens)]
-
-    def decay(self) -> Floats:
-        """The stretches of the decay."""
-        return self.course[self.course[:, 0] > self.decay_start_tokens]
-
-
-@dataclass(frozen=True)
-class Surface:
-    """E + A / N^alpha + B / t^beta."""
-
-    irreducible: float
-    parameter_scale: float
-    parameter_exponent: float
-    token_scale: float
-    token_exponent: float
-
-    def at(self, parameters: float | Floats, tokens: float | Floats) -> Floats:
-        """Expected loss in nats at N parameters and t tokens."""
-        by_size = self.parameter_scale * np.asarray(parameters, np.float64) ** -self.parameter_exponent
-        by_tokens = self.token_scale * np.asarray(tokens, np.float64) ** -self.token_exponent
-        return self.irreducible + by_size + by_tokens
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What the curve of a run depends on besides its size; tokens."""
-
-    token_budget: int
-    warmup_tokens: int
-    decay_start_tokens: int
+LEAST_RUNGS, LEAST_SIZES = 4, 2
+BETWEEN_RUNGS = 3
+"""E, A and alpha are told by differences between rungs: n rungs leave n - 3 degrees of freedom, and residuals are widened for it."""
+LEAST_LOSS = 1e-4
+"""The band's lower side stays above this: a loss is above 0."""
+PINNED = 1e-3
+"""Nats: an irreducible loss, or a fall, below this is none."""
+DECAY_GRID = np.linspace(0.0, 1.0, 11)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The fitted ladder: stable surface, gain of the decay over its course (0 to 1 in steps of 0.1), and resampled fits of both."""
+    """The fitted ladder.
+
+    `gain` is what the decay gains over its course (0 to 1 in steps of 0.1); `resampled` are fits of both to resampled residuals;
+    `misfit` is the standard deviation of the stretches about the surface, in nats.
+    """
 
     rungs: tuple[Rung, ...]
     surface: Surface
@@ -93,204 +47,198 @@ class Fit:
 
     def curve(self, parameters: float, schedule: Schedule) -> dict[str, list[float]]:
         """Tokens, loss, and the 95 % band of a run of this size, from three warm-ups to the end of the budget."""
-        first = SETTLED_WARMUPS * schedule.warmup_tokens
-        tokens = np.geomspace(max(first, 1.0), schedule.token_budget, POINTS)
-        tokens = np.unique(
-            np.append(
-                tokens, schedule.decay_start_tokens + (schedule.token_budget - schedule.decay_start_tokens) * DECAY_GRID
-            )
-        )
-        loss = _course(self.surface, self.gain, parameters, tokens, schedule)
-        samples = np.stack([_course(surface, gain, parameters, tokens, schedule) for surface, gain in self.resampled])
+        decay = schedule.decay_start_tokens + (schedule.token_budget - schedule.decay_start_tokens) * DECAY_GRID
+        stable = np.geomspace(min(schedule.settled, schedule.token_budget / 2), schedule.token_budget, POINTS)
+        tokens = np.unique(np.round(np.append(stable, decay[decay >= stable[0]])))
+        loss = course(self.surface, self.gain, parameters, tokens, schedule)
+        samples = np.stack([course(*one, parameters, tokens, schedule) for one in self.resampled])
         low, high = np.percentile(samples - np.median(samples, axis=0), CONFIDENCE, axis=0)
         spread = 1.96 * self.misfit
+        if loss.min() <= LEAST_LOSS:
+            raise LadderError(f"the fit predicts a loss of {loss.min():.3f}: these rungs cannot be extrapolated so far")
         return {
-            "tokens": [float(round(value)) for value in tokens],
+            "tokens": tokens.tolist(),
             "loss": _rounded(loss),
-            "low": _rounded(loss - np.hypot(low, spread)),
+            "low": _rounded(np.maximum(loss - np.hypot(low, spread), LEAST_LOSS)),
             "high": _rounded(loss + np.hypot(high, spread)),
         }
 
-    def final_formula(self) -> dict[str, float]:
-        """The surface with the decay's whole gain taken off: L(N, D) at the end of a run."""
-        return {
-            "irreducible": round(self.surface.irreducible - float(self.gain[-1]), 5),
-            "parameter_scale": round(self.surface.parameter_scale, 5),
-            "parameter_exponent": round(self.surface.parameter_exponent, 5),
-            "token_scale": round(self.surface.token_scale, 5),
-            "token_exponent": round(self.surface.token_exponent, 5),
-        }
+    def final_loss(self, parameters: float, schedule: Schedule) -> float:
+        """Predicted mean over the last 5 % of a run."""
+        end = np.linspace(1 - FINAL_SHARE, 1.0, 11) * schedule.token_budget
+        return float(np.mean(course(self.surface, self.gain, parameters, end, schedule)))
 
+    def formula(self, parameters: float, schedule: Schedule) -> dict[str, float]:
+        """E + A / N^alpha + B / D^beta at the end of runs near this one: what plans compare budgets with.
 
-DECAY_GRID = np.linspace(0.0, 1.0, 11)
+        Where p is above 1 it is the closest sum over budgets down to a tenth, most of all for runs of this size.
+        """
+        if self.surface.sharpness == SHARPNESS[0] and self.surface.irreducible > self.gain[-1]:
+            near = replace(self.surface, irreducible=self.surface.irreducible - float(self.gain[-1]))
+        else:
+            near = self._summed(parameters, schedule.token_budget)
+        return {name: round(value, 5) for name, value in asdict(near).items() if name != "sharpness"}
+
+    def _summed(self, parameters: float, token_budget: float) -> Surface:
+        sizes = np.geomspace(min(rung.parameters for rung in self.rungs), parameters, 4)
+        budgets = np.geomspace(token_budget / 10, token_budget, 8)
+        size, tokens = (grid.ravel() for grid in np.meshgrid(sizes, budgets))
+        loss = np.maximum(self.surface.at(size, tokens) - self.gain[-1], LEAST_LOSS)
+        points = Points(size, tokens, loss, np.where(size >= sizes[-1], 10.0, 1.0))
+        return improved(points, grid_fit(points), sharp=False)
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95 % interval of each coefficient of the surface."""
+        bounds = np.percentile([astuple(surface) for surface, _ in self.resampled], CONFIDENCE, axis=0)
+        names = asdict(self.surface)
+        return {name: (float(low), float(high)) for name, low, high in zip(names, *bounds, strict=True)}
+
+    def _falls(self) -> tuple[float, float]:
+        """How much the surface falls, in nats, from the smallest rung to the largest and from the shortest to the longest."""
+        sizes = np.array([rung.parameters for rung in self.rungs], np.float64)
+        tokens = _lengths(self.rungs)
+        by_size = self.surface.at(sizes.min(), tokens.max()) - self.surface.at(sizes.max(), tokens.max())
+        by_tokens = self.surface.at(sizes.max(), tokens.min()) - self.surface.at(sizes.max(), tokens.max())
+        return float(by_size), float(by_tokens)
+
+    def remarks(self) -> tuple[str, ...]:
+        """What to know before this fit is trusted."""
+        surface, sizes = self.surface, len({rung.parameters for rung in self.rungs})
+        edges = (float(EXPONENTS[0]), float(EXPONENTS[-1]))
+        named = (("parameter", surface.parameter_exponent, "sizes"), ("token", surface.token_exponent, "budgets"))
+        found = [
+            f"the {name} exponent lies at the edge of what is tried ({value:.3g}): these rungs do not determine it; "
+            f"add rungs of other {remedy}"
+            for name, value, remedy in named
+            if not edges[0] * 1.001 < value < edges[1] / 1.001
+        ]
+        if surface.irreducible < PINNED:
+            found.append("the irreducible loss is pinned at 0: the rungs do not bend yet; add larger or longer ones")
+        if any(share < PINNED for share in self._falls()):
+            found.append("the loss does not fall with size, or not with tokens: the rungs contradict the formula")
+        if len(self.rungs) < 5 or sizes < 3:
+            found.append(f"{len(self.rungs)} rungs of {sizes} sizes are few: five rungs of three sizes are usual")
+        return tuple(found)
 
 
 def _rounded(values: Floats) -> list[float]:
     return [float(value) for value in np.round(values, 5)]
 
 
-def _course(surface: Surface, gain: Floats, parameters: float, tokens: Floats, schedule: Schedule) -> Floats:
+def course(surface: Surface, gain: Floats, parameters: float, tokens: Floats, schedule: Schedule) -> Floats:
+    """Expected loss at `tokens` of a run of this size under this schedule."""
     span = max(1, schedule.token_budget - schedule.decay_start_tokens)
-    through = np.clip((tokens - schedule.decay_start_tokens) / span, 0.0, 1.0)
-    return surface.at(parameters, tokens) - np.interp(through, DECAY_GRID, gain)
-
-
-def read_rungs(path: Path) -> list[Rung]:
-    """Rungs as the trainer's ladder writes them.
-
-    Raises:
-        LadderError: the file is missing, no JSON, or lacks a field.
-    """
-    try:
-        document = json.loads(path.read_text())
-        return [_rung(entry) for entry in document["rungs"]]
-    except OSError as error:
-        raise LadderError(f"{path}: {error.strerror}; train the rungs with `runwatch ladder train`") from error
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise LadderError(
-            f"{path}: not a file of rungs ({error!r}); `runwatch ladder train --write` makes one"
-        ) from error
-
-
-def _rung(entry: Mapping[str, Any]) -> Rung:
-    course = np.array(entry["curve"], np.float64)
-    if course.ndim != 2 or course.shape[1] != 4 or not np.isfinite(course).all():
-        raise ValueError(f"the curve of {entry['name']} must have finite rows [tokens, loss, deviation, records]")
-    return Rung(
-        name=str(entry["name"]),
-        parameters=int(entry["parameters"]),
-        tokens=int(entry["tokens"]),
-        warmup_tokens=int(entry["warmup_tokens"]),
-        decay_start_tokens=int(entry["decay_start_tokens"]),
-        final_loss=float(entry["final_loss"]),
-        course=course,
-    )
+    through = (tokens - schedule.decay_start_tokens) / span
+    return surface.at(parameters, tokens) - np.where(through > 0, np.interp(through, DECAY_GRID, gain), 0.0)
 
 
 def fit(rungs: Sequence[Rung], seed: int = 0) -> Fit:
     """Fit the ladder, with its uncertainty.
 
     Raises:
-        LadderError: fewer than three rungs, or all of one size.
+        LadderError: fewer than four rungs, or all of one size.
     """
-    if len(rungs) < 3 or len({rung.parameters for rung in rungs}) < 2:
+    sizes = len({rung.parameters for rung in rungs})
+    if len(rungs) < LEAST_RUNGS or sizes < LEAST_SIZES:
         raise LadderError(
-            f"{len(rungs)} rungs of {len({rung.parameters for rung in rungs})} sizes: three of two sizes are the least"
+            f"{len(rungs)} rungs of {sizes} sizes cannot be fitted: {LEAST_RUNGS} rungs of {LEAST_SIZES} sizes are the "
+            "least, five of three sizes are usual; train more with `runwatch ladder train`"
         )
-    surface = fit_surface(*_points(rungs))
-    gain = _gain(rungs, surface)
-    misfit = float(np.std([_offset(rung, surface) for rung in rungs], ddof=1))
+    points = _points(rungs)
+    surface = fit_surface(points)
+    gains = np.stack([_gain(rung, surface) for rung in rungs])
+    widening = float(np.sqrt(len(rungs) / (len(rungs) - BETWEEN_RUNGS)))
+    residual = widening * (points.loss - surface.at(points.size, points.tokens))
+    misfit = float(np.sqrt(np.average(residual**2, weights=points.weight)))
     random = np.random.default_rng(seed)
-    resampled = [one for _ in range(BOOTSTRAPS) if (one := _resample(rungs, random)) is not None]
-    return Fit(tuple(rungs), surface, gain, tuple(resampled), misfit)
+    resampled = tuple(_resample(rungs, points, surface, residual, gains, random) for _ in range(BOOTSTRAPS))
+    return Fit(tuple(rungs), surface, np.average(gains, axis=0, weights=_lengths(rungs)), resampled, misfit)
 
 
-def _offset(rung: Rung, surface: Surface) -> float:
-    """Mean distance of a rung's stable phase from the surface, in nats."""
-    stable = rung.stable()
-    return float(np.average(stable[:, 1] - surface.at(rung.parameters, stable[:, 0]), weights=stable[:, 3]))
-
-
-def _resample(rungs: Sequence[Rung], random: np.random.Generator) -> tuple[Surface, Floats] | None:
-    """A fit on rungs drawn with replacement; None where all drawn rungs have one size."""
-    drawn = [rungs[index] for index in random.integers(0, len(rungs), len(rungs))]
-    if len({rung.parameters for rung in drawn}) < 2:
-        return None
-    surface = fit_surface(*_points(drawn), exponents=EXPONENTS[::3])
-    return surface, _gain(drawn, surface)
-
-
-def _points(rungs: Sequence[Rung]) -> tuple[Floats, Floats, Floats, Floats]:
-    """Sizes, tokens, losses and weights of all stable stretches; each rung has the same weight in all."""
+def _points(rungs: Sequence[Rung]) -> Points:
+    """All stable stretches; each rung has the same weight in all."""
     parts = [(rung, rung.stable()) for rung in rungs]
     size = np.concatenate([np.full(len(stable), float(rung.parameters)) for rung, stable in parts])
     rows = np.concatenate([stable for _, stable in parts])
     weight = np.concatenate([stable[:, 3] / stable[:, 3].sum() for _, stable in parts])
-    return size, rows[:, 0], rows[:, 1], weight
+    return Points(size, rows[:, 0], rows[:, 1], weight)
 
 
-def fit_surface(size: Floats, tokens: Floats, loss: Floats, weight: Floats, exponents: Floats = EXPONENTS) -> Surface:
-    """Weighted least squares with nonnegative E, A and B, over a grid of exponents; all arrays of shape (P,)."""
-    alpha, beta = (grid.ravel() for grid in np.meshgrid(exponents, exponents, indexing="ij"))
-    scale_n, scale_t = np.exp(np.mean(np.log(size))), np.exp(np.mean(np.log(tokens)))
-    by_size = (size[None, :] / scale_n) ** -alpha[:, None]
-    by_tokens = (tokens[None, :] / scale_t) ** -beta[:, None]
-    features = np.stack([np.ones_like(by_size), by_size, by_tokens], axis=-1)  # (G, P, 3)
-    coefficients, error = _nonnegative(features, loss, weight)
-    best = int(np.argmin(error))
-    e, a, b = coefficients[best]
-    return Surface(
-        float(e),
-        float(a * scale_n ** alpha[best]),
-        float(alpha[best]),
-        float(b * scale_t ** beta[best]),
-        float(beta[best]),
+def _resample(
+    rungs: Sequence[Rung],
+    points: Points,
+    surface: Surface,
+    residual: Floats,
+    gains: Floats,
+    random: np.random.Generator,
+) -> tuple[Surface, Floats]:
+    """A fit to the surface with the residual courses of rungs drawn with replacement, stretched to each rung's own course."""
+    ends = np.cumsum([len(rung.stable()) for rung in rungs])
+    courses = np.split(residual - np.average(residual, weights=points.weight), ends[:-1])
+    drawn = random.integers(0, len(rungs), len(rungs))
+    through = [_log_share(rung.stable()[:, 0]) for rung in rungs]
+    noise = [np.interp(at, through[one], courses[one]) for at, one in zip(through, drawn, strict=True)]
+    loss = surface.at(points.size, points.tokens) + np.concatenate(noise)
+    fitted = improved(
+        replace(points, loss=np.maximum(loss, LEAST_LOSS)), surface, sharp=surface.sharpness > SHARPNESS[0]
     )
+    return fitted, np.average(gains[drawn], axis=0, weights=_lengths(rungs)[drawn])
 
 
-def _nonnegative(features: Floats, loss: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """For each of G feature matrices (G, P, 3) the nonnegative coefficients (G, 3) of least squared error (G,).
+def _lengths(rungs: Sequence[Rung]) -> Floats:
+    return np.array([rung.tokens for rung in rungs], np.float64)
 
-    With three coefficients every set of nonzero ones can be tried.
+
+def _log_share(tokens: Floats) -> Floats:
+    """Where each of rising `tokens` lies between the first (0) and the last (1), in logarithms."""
+    logs = np.log(tokens)
+    return (logs - logs[0]) / (logs[-1] - logs[0])
+
+
+def _gain(rung: Rung, surface: Surface) -> Floats:
+    """How far a rung's decay lies below the surface, along the decay (11 values), as a line through its stretches and its final loss.
+
+    It need not begin at 0: with the decay the mixture of the data may change, and with it the loss.
     """
-    gram = np.einsum("gpi,p,gpj->gij", features, weight, features, optimize=True) + 1e-12 * np.eye(3)
-    moment = np.einsum("gpi,p->gi", features, weight * loss, optimize=True)
-    total = float(np.sum(weight * loss * loss))
-    best = np.zeros(moment.shape)
-    best_error = np.full(len(moment), np.inf)
-    for chosen in (list(one) for count in (3, 2, 1) for one in combinations(range(3), count)):
-        solved = np.zeros(moment.shape)
-        solved[:, chosen] = np.linalg.solve(gram[:, chosen][:, :, chosen], moment[:, chosen, None])[..., 0]
-        error = total - np.sum(solved * moment, axis=1)
-        better = (solved >= 0).all(axis=1) & (error < best_error)
-        best[better], best_error[better] = solved[better], error[better]
-    return best, best_error
+    decay = rung.decay()
+    span = max(1, rung.tokens - rung.decay_start_tokens)
+    if not len(decay) or span == 1:
+        return np.zeros(len(DECAY_GRID))
+    last = (1 - FINAL_SHARE / 2) * rung.tokens
+    tokens, loss = np.append(decay[:, 0], last), np.append(decay[:, 1], rung.final_loss)
+    root = np.sqrt(np.append(decay[:, 3], FINAL_SHARE * rung.tokens / span * decay[:, 3].sum()))
+    through = (tokens - rung.decay_start_tokens) / span
+    gained = surface.at(rung.parameters, tokens) - loss
+    constant, slope = np.linalg.lstsq(np.stack([root, root * through], axis=1), root * gained, rcond=None)[0]
+    return constant + slope * DECAY_GRID
 
 
-def _gain(rungs: Sequence[Rung], surface: Surface) -> Floats:
-    """What the decay gains over the extrapolated stable phase, along its course (11 values from 0 on), mean over the rungs."""
-    gains: list[Floats] = []
-    for rung in rungs:
-        decay = rung.decay()
-        if len(decay) < 2:
-            continue
-        through = (decay[:, 0] - rung.decay_start_tokens) / (rung.tokens - rung.decay_start_tokens)
-        gained = surface.at(rung.parameters, decay[:, 0]) + _offset(rung, surface) - decay[:, 1]
-        design = np.stack([through, through**2], axis=1) * np.sqrt(decay[:, 3])[:, None]
-        linear, square = np.linalg.lstsq(design, gained * np.sqrt(decay[:, 3]), rcond=None)[0]
-        gains.append(linear * DECAY_GRID + square * DECAY_GRID**2)
-    return np.mean(gains, axis=0) if gains else np.zeros(len(DECAY_GRID))
+@dataclass(frozen=True)
+class HeldOut:
+    """The largest rung, predicted from the others. Losses in nats; `inside` is the share of its course inside the 95 % band."""
+
+    rung: str
+    predicted: float
+    measured: float
+    inside: float
+
+    @property
+    def error(self) -> float:
+        """Measured less predicted, in nats."""
+        return self.measured - self.predicted
 
 
-def register(
-    card_path: Path, rungs_path: Path, parameters: int, schedule: Schedule, *, replace: bool = False
-) -> dict[str, Any]:
-    """Write the predicted curve with its band into the run card; everything else in the card stays as it is, comments too.
+def hold_out(rungs: Sequence[Rung]) -> HeldOut:
+    """Fit without the rung of the most compute (N times D) and predict it.
 
     Raises:
-        LadderError: the card is registered already, and `replace` (an amendment, which the caller logs) is not given.
+        LadderError: what is left cannot be fitted.
     """
-    text = card_path.read_text()
-    if "ladder" in (yaml.safe_load(text) or {}):
-        if not replace:
-            raise LadderError(f"{card_path} holds a registered curve; amend it with --amend --by NAME --reason TEXT")
-        text = text[: text.index("\nladder:") + 1]
-    section = section_of(fit(read_rungs(rungs_path)), rungs_path, parameters, schedule)
-    written = yaml.safe_dump({"ladder": section}, sort_keys=False, default_flow_style=None, width=140)
-    card_path.write_text(f"{text.rstrip()}\n{written}")
-    return section
-
-
-def section_of(fitted: Fit, rungs_path: Path, parameters: int, schedule: Schedule) -> dict[str, Any]:
-    """The card's `ladder` section: date, hash, the rungs and what they predict."""
-    rungs = [
-        {"name": rung.name, "parameters": rung.parameters, "tokens": rung.tokens, "loss": round(rung.final_loss, 5)}
-        for rung in fitted.rungs
-    ]
-    body = {
-        "rungs": rungs,
-        "formula": fitted.final_formula(),
-        "curve": fitted.curve(parameters, schedule),
-    }
-    source = hashlib.sha256(rungs_path.read_bytes() + json.dumps(body, sort_keys=True).encode()).hexdigest()
-    return {"registered": datetime.now(UTC).replace(microsecond=0), "hash": f"sha256:{source}", **body}
+    largest = max(rungs, key=lambda rung: rung.parameters * rung.tokens)
+    fitted = fit([rung for rung in rungs if rung is not largest])
+    curve: dict[str, Any] = fitted.curve(largest.parameters, largest.schedule)
+    rows = largest.settled()
+    low, high = (np.interp(rows[:, 0], curve["tokens"], curve[side]) for side in ("low", "high"))
+    inside = np.mean((low <= rows[:, 1]) & (rows[:, 1] <= high))
+    predicted = fitted.final_loss(largest.parameters, largest.schedule)
+    return HeldOut(largest.name, predicted, largest.final_loss, float(inside))
