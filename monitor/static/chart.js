@@ -73,9 +73,9 @@ function area(rows, x, y) {
   return `M${kept.map(corner(1)).join("L")}L${kept.reverse().map(corner(0)).join("L")}Z`;
 }
 
-const vertical = (x, label, className, anchor = "start") => [
+const vertical = (x, label, className, row = 0, anchor = "start") => [
   svg("line", { x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM, class: className }),
-  svg("text", { x: anchor === "end" ? x - 5 : x + 5, y: TOP + 10, class: `${className} tag`, "text-anchor": anchor }, label),
+  svg("text", { x: anchor === "end" ? x - 5 : x + 5, y: TOP + 10 + 16 * row, class: `${className} tag`, "text-anchor": anchor }, label),
 ];
 
 /** Draw the loss; returns what the readout needs. */
@@ -99,7 +99,7 @@ export function chart(node, status, view) {
   if (quarter < view.end) parts.push(...vertical(x(quarter), `25 % of the budget${shorter ? " in force" : ""}`, "quarter"));
   if (shorter && view.force <= view.end) {
     const side = x(view.force) > view.width - 180 ? "end" : "start";
-    parts.push(...vertical(x(view.force), `ends here, at ${percent(view.force / view.budget)}`, "force", side));
+    parts.push(...vertical(x(view.force), `ends here, at ${percent(view.force / view.budget)}`, "force", 1, side));
   }
   const path = (d, className) => d && parts.push(svg("path", { d, class: className, "clip-path": "url(#frame)" }));
   path(area(curve.map(([t, a, b]) => [t, a, b]), x, y), "band");

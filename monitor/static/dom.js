@@ -55,7 +55,7 @@ export function link(text, url) {
 }
 
 /** A state: a shape, a word and a colour, in this order of importance. */
-const SHAPES = { ok: "✓", healthy: "✓", quiet: "✓", verified: "✓", acknowledged: "✓", unknown: "?", pending: "△", armed: "△" };
+const SHAPES = { ok: "✓", healthy: "✓", quiet: "✓", verified: "✓", unknown: "?", pending: "△", armed: "△" };
 const TONES = {
   ok: "ok", healthy: "ok", quiet: "ok", verified: "ok", resolved: "muted", unknown: "muted", outside_window: "muted",
   observed: "muted", superseded: "muted", refused_by_person: "muted", critical: "critical", firing: "critical",

@@ -29,7 +29,7 @@ function show(status) {
   byId("plans-off").hidden = status.plans_enabled;
   list(byId("proposed"), waiting, (plan) => plan.id, planCard);
   list(byId("plans"), plans.filter((plan) => plan.state !== "proposed"), (plan) => plan.id, planCard);
-  nothing(byId("plans"), waiting.length ? "" : "No plan has been proposed.");
+  nothing(byId("plans"), waiting.length ? "No other plan has been proposed." : "No plan has been proposed.");
   list(byId("incidents"), sorted(status.incidents, (one) => Number(one.state === "firing")), (one) => one.id, incident);
   nothing(byId("incidents"), "No incident so far.", "li");
   list(byId("audit"), status.audit, (row) => row.seq, auditRow);
@@ -49,7 +49,7 @@ const daemonLine = ({ version, pid, started }) =>
   el("span", {}, `runwatch ${version}`, pid ? `, process ${pid}` : "", ...(started ? [", up since ", clock(started)] : []));
 
 function nothing(parent, text, tag = "p") {
-  if (!parent.children.length && text) parent.append(el(tag, { class: "muted", "data-key": "nothing" }, text));
+  if (!parent.children.length) parent.append(el(tag, { class: "muted", "data-key": "nothing" }, text));
 }
 
 /** Screen readers hear the sentence when what it says of alarms and plans has changed, not at each step. */
@@ -65,11 +65,14 @@ function announce(status) {
 function facts({ run }) {
   const { latest } = run, budget = run.token_budget;
   const declared = run.declared_budget !== budget && budget !== null ? `, ${compact(run.declared_budget)} declared` : "";
+  const loss = latest["train/loss"] === null ? "not finite" : number(latest["train/loss"]);
+  const heldOut = known(latest["eval/loss"]) ? `nats; held out ${number(latest["eval/loss"])}` : "nats";
+  const mfu = known(latest["throughput/mfu"]) ? `MFU ${percent(latest["throughput/mfu"])}` : "sustained";
   return [
     ["Step", whole(run.step), `${run.phase}, attempt ${run.attempt || "–"}`],
     ["Tokens", compact(run.tokens), budget ? `${percent(run.fraction)} of ${compact(budget)}${declared}` : "no budget known"],
-    ["Loss", number(latest["train/loss"]), known(latest["eval/loss"]) ? `nats; held out ${number(latest["eval/loss"])}` : "nats"],
-    ["Tokens per second", compact(run.tokens_per_second), known(latest["throughput/mfu"]) ? `MFU ${percent(latest["throughput/mfu"])}` : "sustained"],
+    ["Loss", loss, heldOut],
+    ["Tokens per second", compact(run.tokens_per_second), mfu],
     ["Ends", run.eta, run.eta],
     ["Newest record", run.time, run.time],
   ];
@@ -87,7 +90,7 @@ function fact([label]) {
 
 const ago = (time) => {
   const seconds = now() + skew - time;
-  return seconds < 0 ? `in ${duration(-seconds)}` : `${duration(seconds)} ago`;
+  return seconds < -3 ? `in ${duration(-seconds)}` : `${duration(seconds)} ago`;
 };
 
 function about([hypothesis, owner, links]) {
@@ -157,7 +160,7 @@ function planCard(plan) {
   const what = [
     el("p", {}, plan.evidence),
     el("ul", {}, ...plan.effects.map((effect) => el("li", {}, effect))),
-    plan.by || plan.reason ? el("p", {}, [plan.by, plan.reason].filter(Boolean).join(": ")) : null,
+    plan.reason && plan.reason !== plan.evidence ? el("p", {}, [plan.by, plan.reason].filter(Boolean).join(": ")) : null,
   ];
   const then = [
     forecast ? el("p", {}, `Predicted final loss: ${loss(forecast.old)} as planned, ${loss(forecast.new)} with this plan.`) : null,
