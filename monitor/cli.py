@@ -16,6 +16,7 @@ LAZY = {
     "declare": ("runwatch.monitor.commands:declare", "Announce a planned change, so that checks re-base there."),
     "demo": ("runwatch.monitor.start:demo", "Train, break it, and watch the plan be carried out."),
     "explain": ("runwatch.monitor.explain:command", "What a check or risk node does, why, and what to do."),
+    "ladder": ("runwatch.monitor.ladder_command:ladder", "Train, fit and register the scaling ladder."),
     "plan": ("runwatch.monitor.plan_command:plan", "Fallback plans: list, preview, approve, reject, switch off."),
     "report": ("runwatch.monitor.report:report_command", "The public page of a run, as HTML and as Markdown."),
     "signals": ("runwatch.monitor.explain:signals", "The canonical signals and what others call them."),

@@ -141,7 +141,7 @@ def verify(card_path: Path, rungs_path: Path) -> bool:
 class _Plain(yaml.SafeDumper):
     """Writes a value that comes twice out twice."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is PyYAML's
         """All of them."""
         return True
 
