@@ -131,7 +131,8 @@ def _course_figure(signals: Signals, curve: Curve | None, marks: Sequence[Mark])
     trend = rolling_median(loss, TREND_RECORDS, 1)[TREND_RECORDS // 2 :]
     axes.plot(*thinned(x[: len(trend)], trend), color=TREND, linewidth=1.8, label="the run (median of 64 records)")
     x, loss = along(signals)[0][signals.observed("eval/loss")], signals.values("eval/loss")
-    axes.plot(x, loss, linestyle="none", marker="o", markersize=3.5, color=INK, label="held-out loss")
+    if len(loss):
+        axes.plot(x, loss, linestyle="none", marker="o", markersize=3.5, color=INK, label="held-out loss")
     _mark(axes, marks)
     _zoom(axes, trend, curve)
     axes.set(xlabel=label, ylabel="loss (nats)")
@@ -140,12 +141,19 @@ def _course_figure(signals: Signals, curve: Curve | None, marks: Sequence[Mark])
     return figure
 
 
-def registered(axes: Any, curve: Curve, until: float = float("inf")) -> None:
+def registered(axes: Any, curve: Curve) -> None:
     """Draw the registered curve with its 95 % band."""
-    kept = np.array(curve.tokens) <= until
-    tokens, loss, low, high = (np.array(one)[kept] for one in (curve.tokens, curve.loss, curve.low, curve.high))
+    tokens = np.unique(np.append(np.geomspace(max(curve.tokens[0], 1.0), curve.tokens[-1], 300), curve.tokens))
+    low, high = between(curve.tokens, curve.low, tokens), between(curve.tokens, curve.high, tokens)
     axes.fill_between(tokens, low, high, color=BAND, alpha=0.45, linewidth=0, label="registered 95 % band")
-    axes.plot(tokens, loss, color=REGISTERED, linewidth=1.4, label="registered before launch")
+    axes.plot(
+        tokens, between(curve.tokens, curve.loss, tokens), color=REGISTERED, linewidth=1.4, label="registered curve"
+    )
+
+
+def between(tokens: Sequence[float], loss: Sequence[float], at: Floats) -> Floats:
+    """A registered loss at further tokens: straight lines in log loss over log tokens (docs/run-directory.md)."""
+    return np.exp(np.interp(np.log(np.maximum(at, 1)), np.log(np.maximum(tokens, 1)), np.log(loss)))
 
 
 def _mark(axes: Any, marks: Sequence[Mark]) -> None:
@@ -163,7 +171,9 @@ def _zoom(axes: Any, trend: Floats, curve: Curve | None) -> None:
     """Heights that show the trend and the curve; single records may lie outside."""
     finite = trend[np.isfinite(trend)]
     known = [float(np.quantile(finite, 0.95)), float(finite.min())] if len(finite) else []
-    known += [*curve.low, *curve.high] if curve is not None else []
+    if curve is not None:
+        shown = np.array([0.03, 1.0]) * curve.tokens[-1]
+        known += [*between(curve.tokens, curve.low, shown), *between(curve.tokens, curve.high, shown)]
     if known and min(known) < max(known):
         room = 0.05 * (max(known) - min(known))
         axes.set_ylim(min(known) - 2 * room, max(known) + room)

@@ -20,6 +20,7 @@ from runwatch.monitor.charts import (
     WARNING,
     Floats,
     amount,
+    between,
     registered,
     themed,
 )
@@ -185,8 +186,8 @@ def _loss_panel(axes: Any, chart: PlanChart) -> None:
     registered(axes, chart.curve)
     if chart.predictions is not None:
         _predictions(axes, chart, chart.curve, chart.predictions)
-    shown = np.array(chart.curve.tokens) >= 0.05 * chart.budgets[0][1]
-    heights = np.concatenate([np.array(chart.curve.low)[shown], np.array(chart.curve.high)[shown]])
+    shown = np.array([0.03, 1.0]) * chart.curve.tokens[-1]
+    heights = np.concatenate([between(chart.curve.tokens, edge, shown) for edge in (chart.curve.low, chart.curve.high)])
     heights = np.append(heights, [bound for one in chart.predictions or () for bound in one])
     axes.set_ylim(heights.min() - 0.1 * np.ptp(heights), heights.max() + 0.05 * np.ptp(heights))
 
@@ -197,6 +198,6 @@ def _predictions(axes: Any, chart: PlanChart, curve: Curve, predictions: Sequenc
         axes.errorbar([budget], [loss], yerr=bounds, color=colour, marker="o", markersize=5, capsize=4, linewidth=1.5)
     decay, budget = chart.budgets[1]
     begin = max(decay, chart.now)
-    ends = [begin, budget], [float(np.interp(begin, curve.tokens, curve.loss)), predictions[1][0]]
+    ends = [begin, budget], [float(between(curve.tokens, curve.loss, np.array(begin))), predictions[1][0]]
     axes.plot(*ends, color=NEW, linewidth=1.9, label="new plan's decay")
     axes.legend(loc="upper right")

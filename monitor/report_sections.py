@@ -140,6 +140,7 @@ def _course(dossier: Dossier, picture: str) -> list[Block]:
         blocks.append(Text(f"Hash of rungs and curve: {ladder.hash}", "quiet"))
     comparison, tone = _comparison(dossier)
     blocks.append(Text(comparison, tone))
+    blocks += [Text(moved)] if (moved := _moved(dossier)) else []
     alt = "Loss of the run over tokens, on the registered curve. Shaded: incidents; dashed: carried-out plans."
     return [*blocks, Picture(picture, alt, _sparkline(dossier))]
 
@@ -169,7 +170,7 @@ def _comparison(dossier: Dossier) -> tuple[str, Tone]:
     tone: Tone = "good" if where == "inside" else "warning"
     band = f"registered: {curve['loss']:.4f}, band {curve['low']:.4f} to {curve['high']:.4f}"
     return (
-        f"{said}; {band}: {where} the band, {abs(off):.4f} {'above' if off > 0 else 'below'} the curve.{_moved(dossier)}",
+        f"{said}; {band}: {where} the band, {abs(off):.4f} {'above' if off > 0 else 'below'} the curve.",
         tone,
     )
 
@@ -180,7 +181,7 @@ def _moved(dossier: Dossier) -> str:
     for execution in dossier.executions:
         applied = execution.receipt is not None and execution.receipt.status == "applied"
         if execution.receipt and applied and any(isinstance(action, kinds) for action in execution.actions):
-            return f" {execution.id} changed the plan at step {execution.receipt.step:,}: the curve was registered without it."
+            return f"{execution.id} changed the plan at step {execution.receipt.step:,}: the curve was registered without it."
     return ""
 
 
@@ -231,8 +232,10 @@ def _decisions(dossier: Dossier) -> list[Section]:
 def _execution(dossier: Dossier, one: Execution) -> list[Block]:
     tone, outcome = OUTCOMES[one.state]
     decision = dossier.remembered.saved.decisions.get(one.id)
+    told = one.reason and one.reason != one.evidence and one.state is not ExecutionState.VERIFIED
+    why = f" {one.reason}" if told else ""
     blocks: list[Block] = [
-        Text(f"{outcome}{f' {one.reason}' if one.reason and one.reason != one.evidence else ''}", tone),
+        Text(f"{outcome}{why}", tone),
         Text(f"Evidence: {one.evidence}"),
         Items(one.effects or [_action(action.model_dump()) for action in one.actions]),
     ]
