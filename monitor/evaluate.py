@@ -75,7 +75,7 @@ class LiveJudge:
         if len(block):
             self.context = Signals.concatenate([self.context, block])
         self.rows = self.context
-        if len(self.context) > self._size_when_cut + SLACK_ROWS:
+        if len(self.context) > self._size_when_cut + SLACK_ROWS and _trains(self.context):
             rows = needed_rows(self.context, self.checks, settings, changes)
             self._trimmed = self._trimmed or len(rows) < len(self.context)
             self.context = self.context.take(rows)
@@ -84,6 +84,12 @@ class LiveJudge:
 
 def _begins_attempt(context: Signals, block: Signals) -> bool:
     return bool(len(context)) and int(block.attempt.max()) > int(context.attempt.max())
+
+
+def _trains(context: Signals) -> bool:
+    """Whether the newest attempt has trained: before that it is not known to which step it goes back."""
+    newest = context.attempt == context.attempt.max()
+    return bool(np.any(newest & (context.phase == Phase.TRAIN) & ~context.tick))
 
 
 def needed_rows(

@@ -36,6 +36,7 @@ class RunReader:
         self.accepted: Mapping[str, Any] = cursor or {}
         self._rows = Rows()
         self._time = float("-inf")
+        self._lines = 0
         self._segments: dict[str, _Segment] = {}
         self._given: list[Signals] = []
         self.context = self._read_until(self.accepted)
@@ -48,7 +49,7 @@ class RunReader:
     @property
     def records(self) -> int:
         """Lines read so far, without those left out."""
-        return sum(segment.line - 1 for segment in self._segments.values()) - self._rows.malformed
+        return self._lines - self._rows.malformed
 
     @property
     def malformed(self) -> int:
@@ -131,6 +132,7 @@ class RunReader:
             whole = whole or len(chunk)
             for line in chunk[:whole].splitlines():
                 if line.strip():
+                    self._lines += 1
                     self._rows.read_line(line, segment.line)
                 segment.line += 1
                 if len(self._rows) >= CHUNK_ROWS:
