@@ -90,6 +90,8 @@ def read_rungs(path: Path) -> list[Rung]:
         raise LadderError(f"{path}: {error.strerror}; {remedy}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise LadderError(f"{path}: not a file of rungs ({error!r}); {remedy}") from error
+    if not isinstance(entries, list):
+        raise LadderError(f"{path}: `rungs` must be a list; {remedy}")
     rungs = [_told(path, number, entry) for number, entry in enumerate(entries, 1)]
     names = [rung.name for rung in rungs]
     if len(set(names)) < len(names):
