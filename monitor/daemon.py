@@ -84,7 +84,6 @@ class Daemon:
                 self._finished = self._monotonic()
             self.watch.conditions.put("tick", None, self._clock())
             self.counts.ready = True
-            self.counts.check_errors.update(self.watch.judge.errors.keys())
             self.counts.ticked(self._finished - began, self._clock())
             log.debug("tick: %s", sentence)
             return True
@@ -144,7 +143,7 @@ class Daemon:
     def digest(self) -> None:
         """Put the digest of this interval into the outbox; the same interval has one."""
         status, now = self.watch.status, self._clock()
-        if status is None or not status["run"]["attempts"]:
+        if not self.watch.acting or status is None or not status["run"]["attempts"]:
             return
         expected = self.watch.expected_loss().get("loss")
         message = digest(status, expected, self.watch.links, now, int(now // self.config.digest_seconds))
@@ -154,7 +153,8 @@ class Daemon:
     def deadman(self) -> None:
         """Say that the run can be observed, while that is so."""
         status, now = self.watch.status, self._clock()
-        if not self.counts.ready or status is None or status["run"]["time"] is None:
+        observes = self.counts.ready and self.watch.acting
+        if not observes or status is None or status["run"]["time"] is None:
             return
         run = self.watch.run
         body = {"run": run, "observed": status["run"]["time"]}

@@ -45,6 +45,13 @@ class Incident(Record):
         return self.state == "firing" or (self.told is not None and self.told != self.standing)
 
     @property
+    def sentence(self) -> str:
+        """How it stands, for the audit log."""
+        if self.state == "resolved":
+            return f"{self.id} is resolved (it was {self.severity})."
+        return f"{self.id} is firing ({self.severity}): {self.what}"
+
+    @property
     def standing(self) -> str:
         """What people should know."""
         return f"{self.state} {self.severity}"

@@ -29,8 +29,6 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 MOST_SIGNALS = 200
 """Sources of a mixture are exported up to this many, so that a run stays below 2,000 series."""
 
-Standing = Mapping[str, Mapping[str, float | None]]
-
 
 @dataclass
 class Counts:
@@ -44,7 +42,6 @@ class Counts:
     durations: Counter[float] = field(default_factory=Counter[float])
     job_errors: Counter[str] = field(default_factory=Counter[str])
     job_missed: Counter[str] = field(default_factory=Counter[str])
-    check_errors: Counter[str] = field(default_factory=Counter[str])
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ticked(self, seconds: float, now: float) -> None:
@@ -114,7 +111,7 @@ class Collector:
         yield self._gauge("alert_firing", "1 while the alert fires at the severity.", firing, "check", "severity")
         firings = {(name,): float(alert.lives) for name, alert in alerts.items()}
         yield self._counter("alert_firings", "How often the alert has fired.", firings, "check")
-        errors = {(name,): float(self.counts.check_errors[name]) for name in alerts}
+        errors = {(name,): float(self.watch.check_errors[name]) for name in alerts}
         yield self._counter("check_errors", "Evaluations that raised.", errors, "check")
 
     def _run(self) -> Iterator[Metric]:
@@ -185,7 +182,7 @@ class Collector:
             yield family
 
     def _outbox(self) -> Iterator[Metric]:
-        standing: Standing = self.watch.outbox.standing()
+        standing = self.watch.outbox.standing()
         for name, field_name, text in (
             ("outbox_pending", "pending", "Messages that wait to be sent."),
             ("outbox_failed", "failed", "Messages given up."),

@@ -26,6 +26,12 @@ DEADLINES: Mapping[str, float] = {"deadman": 120.0, "digest": 3600.0}
 DAY_SECONDS = 86_400.0
 
 
+OLD_SECONDS = 600.0
+"""A message that has waited this long is a condition of the daemon."""
+
+Standing = dict[str, dict[str, float | None]]
+
+
 class Outbox:
     """The messages of one run and the notifiers that send them."""
 
@@ -128,11 +134,9 @@ class Outbox:
             again = {"state": "pending", "due": now, "attempts": 0, "deadline": now + 4 * interval}
             tx.connection.execute(sql.update(OUTBOX).where(due).values(**again))
 
-    def standing(self) -> dict[str, dict[str, float | None]]:
+    def standing(self) -> Standing:
         """By notifier: how many messages wait, how many were given up, and when the oldest waiting one was written."""
-        found: dict[str, dict[str, float | None]] = {
-            name: {"pending": 0, "failed": 0, "oldest": None} for name in self.notifiers
-        }
+        found: Standing = {name: {"pending": 0, "failed": 0, "oldest": None} for name in self.notifiers}
         columns = (OUTBOX.c.notifier, OUTBOX.c.state, sql.func.count(), sql.func.min(OUTBOX.c.created))
         query = sql.select(*columns).group_by(OUTBOX.c.notifier, OUTBOX.c.state)
         with self.store.transaction() as tx:
@@ -141,6 +145,14 @@ class Outbox:
             if notifier in found:
                 found[notifier] |= {state: count} | ({"oldest": oldest} if state == "pending" else {})
         return found
+
+
+def waiting(standing: Standing, now: float) -> str | None:
+    """That messages have waited too long, or None."""
+    late = [name for name, one in standing.items() if one["oldest"] is not None and now - one["oldest"] > OLD_SECONDS]
+    return (
+        f"messages to {', '.join(sorted(late))} have waited for over {OLD_SECONDS / 60:.0f} minutes" if late else None
+    )
 
 
 def _of(tx: Transaction, notifier: str) -> sql.ColumnElement[bool]:

@@ -145,4 +145,4 @@ class Status(TypedDict):
     incidents: list[IncidentStatus]
     audit: list[AuditStatus]
     conditions: list[ConditionStatus]
-    daemon: dict[str, Any]  # {"version", "pid", "started", "tick", "ready", "outbox_pending", "listen"}
+    daemon: dict[str, Any]  # {"version", "pid", "started", "tick", "listen", "holder", "outbox"}

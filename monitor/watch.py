@@ -5,8 +5,8 @@ to the store in one transaction. Only then are directives written and messages s
 """
 
 import logging
-import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from runwatch.monitor.conditions import Conditions
 from runwatch.monitor.config import DaemonConfig
 from runwatch.monitor.directives import Receipts, write_json, write_requests
 from runwatch.monitor.evaluate import Judged, LiveJudge
-from runwatch.monitor.outbox import Outbox
+from runwatch.monitor.outbox import Outbox, waiting
 from runwatch.monitor.rulebook import CardFile, Rulebook, rulebook
 from runwatch.monitor.run import RunReader
 from runwatch.monitor.series import SPARKLINE, Series, sparkline
@@ -47,6 +47,9 @@ class Watch:
         self.conditions = Conditions()
         self.status: Status | None = None
         self.outcome: Outcome | None = None
+        self.check_errors: Counter[str] = Counter()
+        self.acting = False
+        """Whether this daemon holds the lease."""
         self._card = CardFile(run_dir)
         self._receipts = Receipts(run_dir)
         self._mirror = run_dir / ".runwatch" / "audit.jsonl"
@@ -108,6 +111,7 @@ class Watch:
         judged = self.judge.judge(block, book.checks, book.changes)
         with self.store.transaction() as tx:
             if not tx.take_lease(self.holder, now, LEASE_SECONDS):
+                self.acting = False
                 self.conditions.put("standby", "another daemon watches this run; this one takes over when it ends", now)
                 return "standing by"
             saved = tx.load()
@@ -190,8 +194,7 @@ class Watch:
         for incident in outcome.incidents.values():
             before = known.get(incident.id)
             if before is None or before.standing != incident.standing:
-                sentence = f"{incident.id} is {incident.standing}: {incident.what}"
-                tx.audit("incident", {"sentence": sentence, **incident.model_dump(mode="json")}, now)
+                tx.audit("incident", {"sentence": incident.sentence, **incident.model_dump(mode="json")}, now)
             tx.put_incident(incident)
 
     def _accept(self, block: Signals, judged: Judged, book: Rulebook) -> None:
@@ -214,12 +217,16 @@ class Watch:
             newest = tx.audit_rows(limit=STATUS_AUDIT, newest_first=True)
         if rows:
             audit.append(self._mirror, rows)
-        self._publish(now, incidents, newest)
+        standing = self.outbox.standing()
+        self.conditions.put("outbox", waiting(standing, now), now)
+        self._publish(now, incidents, newest, standing)
 
     def _note(self, judged: Judged, now: float) -> None:
         """Keep the daemon's own conditions."""
         put = self.conditions.put
+        self.acting = True
         put("standby", None, now)
+        self.check_errors.update(judged.errors.keys())
         put("card", self._card.problem, now)
         problems = self.reader.problems
         put("telemetry", f"{self.reader.malformed} lines left out; last: {problems[-1]}" if problems else None, now)
@@ -230,7 +237,9 @@ class Watch:
                 error = judged.errors.get(name)
                 put(f"check {name}", error and f"the check {name} raised {error}; its alert stays as it is", now)
 
-    def _publish(self, now: float, incidents: Sequence[Any], newest: Sequence[audit.AuditRow]) -> None:
+    def _publish(
+        self, now: float, incidents: Sequence[Any], newest: Sequence[audit.AuditRow], standing: Mapping[str, Any]
+    ) -> None:
         outcome = self.outcome
         if outcome is None:
             return
@@ -257,7 +266,13 @@ class Watch:
                 audit=newest,
                 conditions=self.conditions.listed(),
                 plans_enabled=self._saved.plans_enabled,
-                daemon={"started": self._started, "tick": now, "listen": self.config.listen, "holder": os.getpid()},
+                daemon={
+                    "started": self._started,
+                    "tick": now,
+                    "listen": self.config.listen,
+                    "holder": self.holder,
+                    "outbox": standing,
+                },
             ),
             number,
         )

@@ -150,7 +150,7 @@ def whole(trainer: ScriptedTrainer) -> None:
     assert plans == [f"{name} is {word}" for word in ("proposed", "approved", "requested", "acknowledged", "verified")]
     told = [row.sentence.split(": ")[0] for row in rows if row.kind == "incident"]
     assert len(told) == len(set(told))
-    assert "ladder_deviation-0001 is firing critical" in told
+    assert "ladder_deviation-0001 is firing (critical)" in told
     assert len({one.id for one in incidents}) == len(incidents)
 
 

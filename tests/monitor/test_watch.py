@@ -14,6 +14,7 @@ from runwatch.checks import Signals, Verdicts
 from runwatch.monitor.approvals import DecisionError, decide, declare, switch_plans
 from runwatch.monitor.audit import read_mirror
 from runwatch.monitor.card import Declaration
+from runwatch.monitor.notify import Kind, Message, Notifier, SendError, Sent
 from runwatch.monitor.watch import Watch
 from runwatch.rules import ExecutionState
 
@@ -304,3 +305,16 @@ def test_an_empty_directory_is_watched_and_only_what_is_ours_is_written_there(
     assert watch.status is not None
     assert watch.status["sentence"] == "No telemetry yet."
     assert {path.name for path in (tmp_path / "empty").iterdir()} == {".runwatch"}
+
+
+def test_messages_that_wait_for_long_are_a_condition(trainer: ScriptedTrainer, open_watch: OpenWatch) -> None:
+    def refuse(_message: Message, _remembered: dict[str, Any]) -> Sent:
+        raise SendError("down")
+
+    kinds: frozenset[Kind] = frozenset({"incident_opened"})
+    watch = open_watch(trainer.run_dir, notifiers={"pager": Notifier("pager", kinds, refuse)})
+    now = trainer.train(200)
+    watch.tick(now)
+    assert "outbox" not in conditions(watch)
+    watch.tick(now + 700)
+    assert conditions(watch)["outbox"] == "messages to pager have waited for over 10 minutes"
