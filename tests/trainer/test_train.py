@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +142,7 @@ def test_a_rewind_starts_a_new_attempt_past_the_skipped_batches(
     tmp_path: Path, write_card: Callable[..., None], environment: dict[str, str], telemetry: Telemetry
 ) -> None:
     write_card(tmp_path, token_budget=128 * 400)
-    command = [sys.executable, "-P", "-m", "runwatch.trainer.train", str(tmp_path), "--wandb", "off"]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+    with training(tmp_path, environment) as process:
         until(lambda: len(checkpoint.found(tmp_path / "checkpoints")) > 0, process)
         step = checkpoint.found(tmp_path / "checkpoints")[-1].step
         order(
@@ -165,8 +165,7 @@ def test_pause_holds_and_resume_goes_on(
 ) -> None:
     write_card(tmp_path)
     order(tmp_path, "hold", [{"action": "pause"}])
-    command = [sys.executable, "-P", "-m", "runwatch.trainer.train", str(tmp_path), "--wandb", "off"]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+    with training(tmp_path, environment) as process:
         until(lambda: any(record["phase"] == "paused" for record in telemetry(tmp_path)), process)
         assert losses(telemetry(tmp_path)) == {}
         order(tmp_path, "on", [{"action": "resume"}])
@@ -178,8 +177,7 @@ def test_sigterm_saves_and_asks_to_be_started_again(
     tmp_path: Path, write_card: Callable[..., None], environment: dict[str, str], telemetry: Telemetry
 ) -> None:
     write_card(tmp_path, token_budget=128 * 4000)
-    command = [sys.executable, "-P", "-m", "runwatch.trainer.train", str(tmp_path), "--wandb", "off"]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+    with training(tmp_path, environment) as process:
         until(lambda: losses(telemetry(tmp_path)), process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 75
@@ -219,6 +217,18 @@ def until(holds: Callable[[], object], process: subprocess.Popen[bytes], seconds
         assert process.poll() is None, "the trainer ended early"
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@contextmanager
+def training(run_dir: Path, environment: dict[str, str]) -> Generator[subprocess.Popen[bytes]]:
+    """A trainer in the background, ended with the block whatever happens in it."""
+    command = [sys.executable, "-P", "-m", "runwatch.trainer.train", str(run_dir), "--wandb", "off"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(30)
 
 
 def test_wandb_offline_holds_the_same_metrics(
