@@ -38,14 +38,17 @@ def ladder() -> None:
     """Small runs of the same recipe, which tell before launch how the main run's loss will go."""
 
 
-@ladder.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@ladder.command(
+    short_help="Train the rungs with the reference trainer.",
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def train(arguments: tuple[str, ...]) -> None:
     """Train the rungs with the reference trainer (needs the extra `trainer`); takes its arguments, see --help."""
     os.execv(sys.executable, [sys.executable, "-P", "-m", "runwatch.trainer.ladder", *arguments])  # noqa: S606 - no shell
 
 
-@ladder.command("fit")
+@ladder.command("fit", short_help="Fit the rungs: formula, intervals, residuals.")
 @rungs_argument
 @click.option("--held-out", "held_out", is_flag=True, help="Also fit without the largest rung, and predict it.")
 @click.option("--json", "json_file", type=path_type, metavar="FILE", help="Write the fit to FILE as JSON.")
@@ -116,7 +119,7 @@ def as_json(fitted: Fit, held: HeldOut | None) -> dict[str, Any]:
     }
 
 
-@ladder.command("register")
+@ladder.command("register", short_help="Write the predicted curve into a run card.")
 @rungs_argument
 @click.option("--card", type=path_type, required=True, metavar="run.yaml", help="The card to write the curve into.")
 @click.option("--amend", is_flag=True, help="Change a registered curve, or register after launch; it is logged.")
@@ -171,7 +174,7 @@ def _amend(card: Path, rungs: Path, change: Change, run_dir: Path | None, databa
     return section
 
 
-@ladder.command("verify")
+@ladder.command("verify", short_help="Is a registered curve still what was written?")
 @rungs_argument
 @click.option("--card", type=path_type, required=True, metavar="run.yaml", help="The card that holds the curve.")
 def verify_command(rungs: Path, card: Path) -> None:
@@ -185,7 +188,7 @@ def verify_command(rungs: Path, card: Path) -> None:
     click.echo(f"{card}: as registered")
 
 
-@ladder.command("show")
+@ladder.command("show", short_help="Draw rungs, fit, prediction and a live run.")
 @rungs_argument
 @click.option("--run", "run_dir", type=path_type, metavar="RUN_DIR", help="Draw this run and its registered curve too.")
 @click.option("--png", type=path_type, metavar="FILE", help="Write the picture as PNG.")
