@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from runwatch.monitor.notify import NotifyConfig
+from runwatch.monitor.notify import NotifyConfig, take_secret
 
 
 class ConfigError(ValueError):
@@ -17,7 +17,11 @@ class ConfigError(ValueError):
 
 
 class DaemonConfig(BaseModel):
-    """How a run is watched. `url` is where people reach the status page; `runbooks` a site that serves them instead."""
+    """How a run is watched.
+
+    `url` is where people reach the status page; `runbooks` a site that serves them instead. `approval_token` (or
+    `approval_token_file`, `approval_token_env`) lets whoever has it decide on plans over HTTP; without one that is off.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,7 +32,17 @@ class DaemonConfig(BaseModel):
     tick_seconds: float = Field(default=1.0, gt=0, le=60)
     digest_seconds: float = Field(default=86_400.0, gt=0)
     deadman_seconds: float = Field(default=60.0, gt=0)
+    approval_token: SecretStr | None = Field(default=None, min_length=16)
     notify: tuple[NotifyConfig, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_token(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        given: dict[str, Any] = dict(data)
+        token = take_secret(given, "approval_token")
+        return given if token is None else given | {"approval_token": token}
 
     @field_validator("listen")
     @classmethod

@@ -157,7 +157,7 @@ class Daemon:
         if not observes or status is None or status["run"]["time"] is None:
             return
         run = self.watch.run
-        body = {"run": run, "observed": status["run"]["time"]}
+        body = {"run": run, "observed": now}
         key = f"{run}/deadman/{int(now // self.config.deadman_seconds)}"
         with self.watch.store.transaction() as tx:
             self.watch.outbox.put(tx, Message(key, "deadman", "deadman", run, now, body, f"{run} is observed."))

@@ -1,20 +1,25 @@
 """What the daemon serves: metrics, health, the status document, its stream of changes, the status page, runbooks."""
 
 import asyncio
+import hmac
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from html import escape
 from importlib.resources import files
 
 import orjson
 import uvicorn
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from runwatch.monitor.approvals import DecisionError, decide
 from runwatch.monitor.config import address
 from runwatch.monitor.daemon import Daemon
 from runwatch.monitor.explain import explanation
@@ -23,10 +28,23 @@ from runwatch.monitor.metrics import Collector
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EVENT_SECONDS = 1.0
 KEEP_ALIVE_EVENTS = 15
+MAX_BODY_BYTES = 16_384
+HEADERS = {"Content-Security-Policy": "frame-ancestors 'none'", "Cache-Control": "no-cache"}
+"""Of the page: no other site may frame it, and an upgrade is seen at once."""
 
 
-def application(daemon: Daemon) -> Starlette:
-    """The web application of a daemon."""
+class DecisionBody(BaseModel):
+    """What the page sends when someone decides on a plan."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    approved: bool
+    by: str = Field(min_length=1, max_length=100)
+    reason: str = Field(min_length=1, max_length=2000)
+
+
+def application(daemon: Daemon, ending: Callable[[], bool] = lambda: False) -> Starlette:
+    """The web application of a daemon; streams end once `ending` says so."""
     collector = Collector(daemon.watch, daemon.counts)
 
     def metrics(_: Request) -> Response:
@@ -57,7 +75,8 @@ def application(daemon: Daemon) -> Starlette:
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/api/status", status),
-        Route("/api/events", lambda _: StreamingResponse(_events(daemon), media_type="text/event-stream")),
+        Route("/api/events", lambda _: StreamingResponse(_events(daemon, ending), media_type="text/event-stream")),
+        Route("/api/plans/{id}/decision", partial(_decision, daemon), methods=["POST"]),
         Route("/runbooks/{name}", runbook),
     ]
     static = files("runwatch.monitor") / "static"
@@ -69,14 +88,43 @@ def application(daemon: Daemon) -> Starlette:
 def _page(_: Request) -> Response:
     page = files("runwatch.monitor") / "templates" / "status.html"
     if page.is_file():
-        return HTMLResponse(page.read_text(encoding="utf-8"))
+        return HTMLResponse(page.read_text(encoding="utf-8"), headers=HEADERS)
     return HTMLResponse("<p>The run's status: <a href='api/status'>JSON</a>, <a href='metrics'>metrics</a></p>")
 
 
-async def _events(daemon: Daemon) -> AsyncIterator[str]:
+async def _decision(daemon: Daemon, request: Request) -> Response:
+    """Store a person's decision on a plan.
+
+    The token travels in the Authorization header, which no other site can make a browser send: no cookie, so nothing to forge.
+    """
+    token = daemon.config.approval_token
+    if token is None:
+        return _refused(
+            403, "decisions over HTTP are off: set approval_token in runwatch.yaml, or use `runwatch plan approve`"
+        )
+    given = request.headers.get("authorization", "")
+    if not hmac.compare_digest(given.encode(), f"Bearer {token.get_secret_value()}".encode()):
+        return _refused(401, "the token is not the daemon's")
+    raw = await request.body()
+    try:
+        body = DecisionBody.model_validate_json(raw if len(raw) <= MAX_BODY_BYTES else b"")
+        chosen = partial(decide, approved=body.approved, by=body.by, reason=body.reason)
+        sentence = await run_in_threadpool(chosen, daemon.watch.store, request.path_params["id"])
+    except ValidationError:
+        return _refused(422, "send a JSON object with approved (true or false), by and reason")
+    except DecisionError as error:
+        return _refused(409, str(error))
+    return JSONResponse({"sentence": sentence})
+
+
+def _refused(code: int, why: str) -> Response:
+    return JSONResponse({"error": why}, status_code=code)
+
+
+async def _events(daemon: Daemon, ending: Callable[[], bool]) -> AsyncIterator[str]:
     """Server-sent events: the whole document under the name `status` whenever it has changed."""
     seen, idle = 0, 0
-    while True:
+    while not ending():
         status = daemon.watch.status
         if status is not None and status["version"] != seen:
             seen, idle = status["version"], 0
@@ -94,7 +142,8 @@ class WebServer:
     def __init__(self, daemon: Daemon, listen: str) -> None:
         host, port = address(listen)
         self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        config = uvicorn.Config(application(daemon), log_level="warning", access_log=False, lifespan="off")
+        web = application(daemon, lambda: self._server.should_exit)
+        config = uvicorn.Config(web, log_level="warning", access_log=False, lifespan="off")
         config.timeout_graceful_shutdown = 2
         self._server = uvicorn.Server(config)
         self.port: int = self._socket.getsockname()[1]

@@ -208,13 +208,18 @@ class NotifierConfig(BaseModel):
             return data
         given: dict[str, Any] = dict(data)
         for secret in cls.SECRETS:
-            found = _secret(given, secret)
+            found = take_secret(given, secret)
             if found is not None:
                 given[secret] = found
         return given
 
 
-def _secret(given: dict[str, Any], name: str) -> Any:
+def take_secret(given: dict[str, Any], name: str) -> Any:
+    """Take `NAME`, `NAME_file` or `NAME_env` out of `given`; None where none is set.
+
+    Raises:
+        ValueError: two are set, or the file or variable cannot be read.
+    """
     sources = [key for key in (name, f"{name}_file", f"{name}_env") if given.get(key) is not None]
     if len(sources) > 1:
         raise ValueError(f"{' and '.join(sources)} are both set: keep one of them")
