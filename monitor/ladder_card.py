@@ -193,9 +193,14 @@ def _others(text: str) -> Any:
 
 def _replace(path: Path, text: str) -> None:
     """Write through a file beside it: a reader sees the old card or the new one."""
+    path = path.resolve()
     with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
-        file.write(text.encode("utf-8"))
-        file.flush()
-        os.fsync(file.fileno())
-    Path(file.name).chmod(path.stat().st_mode & 0o777)
-    Path(file.name).replace(path)
+        written = Path(file.name)
+        try:
+            file.write(text.encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
+            written.chmod(path.stat().st_mode & 0o777)
+            written.replace(path)
+        finally:
+            written.unlink(missing_ok=True)

@@ -104,7 +104,7 @@ def _told(path: Path, number: int, entry: Any) -> Rung:
         return _rung(entry)
     except KeyError as error:
         raise LadderError(f"{path}: rung {number} lacks {error}; train it again") from error
-    except (ValueError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise LadderError(f"{path}: rung {number}: {error}; train it again, or take it out of the file") from error
 
 

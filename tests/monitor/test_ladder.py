@@ -117,6 +117,7 @@ BAD = {
     "tokens that fall": (lambda entry: entry["curve"].reverse(), "tokens must rise"),
     "no curve": (lambda entry: entry.pop("curve"), "lacks 'curve'"),
     "no parameters": (_set("parameters", 0), "parameters must be above 0"),
+    "endless tokens": (_set("tokens", float("inf")), "infinity"),
     "a decay after the end": (_set("decay_start_tokens", 10**9), "must follow"),
     "hardly any stable phase": (_set("warmup_tokens", 110_000), "3 are the least"),
 }
