@@ -50,23 +50,34 @@ def launched(card_path: Path) -> bool:
 
 
 def register(card_path: Path, rungs_path: Path, change: Change | None = None) -> dict[str, Any]:
-    """Write the predicted curve with its band into the run card; every other byte of the card stays, comments too.
+    """Write the predicted curve with its band into the run card, and return the section; see `prepare` and `write`."""
+    section, _ = prepare(card_path, rungs_path, change)
+    write(card_path, section)
+    return section
 
-    Returns:
-        The `ladder` section.
+
+def prepare(card_path: Path, rungs_path: Path, change: Change | None = None) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The `ladder` section to be written, and what to know before its fit is trusted. Takes seconds.
 
     Raises:
-        LadderError: the card has a registered curve, or its run has begun, and no `change` is given; the rungs cannot be fitted;
-            the card cannot be edited in place.
+        LadderError: the card has a registered curve, or its run has begun, and no `change` is given; the rungs cannot be fitted.
         CardError: the card has mistakes.
     """
     card = load_card(card_path)
     if change is None:
         _refuse_changes(card_path, card)
-    section = section_of(fit(read_rungs(rungs_path)), rungs_path, card, change)
+    fitted = fit(read_rungs(rungs_path))
+    return section_of(fitted, rungs_path, card, change), fitted.remarks()
+
+
+def write(card_path: Path, section: Mapping[str, Any]) -> None:
+    """Put the section into the card; every other byte of the card stays, comments too.
+
+    Raises:
+        LadderError: the card cannot be edited in place.
+    """
     old = card_path.read_bytes().decode("utf-8")
     _replace(card_path, spliced(old, section, str(card_path)))
-    return section
 
 
 def _refuse_changes(card_path: Path, card: Card) -> None:

@@ -12,7 +12,7 @@ import click
 
 from runwatch.monitor.card import CardError
 from runwatch.monitor.ladder import Fit, HeldOut, fit, hold_out
-from runwatch.monitor.ladder_card import Change, launched, register, verify
+from runwatch.monitor.ladder_card import Change, launched, prepare, verify, write
 from runwatch.monitor.ladder_rungs import LadderError, read_rungs
 from runwatch.monitor.lazy import UNAVAILABLE, USAGE, Failure
 from runwatch.monitor.service import open_run
@@ -141,8 +141,11 @@ def register_command(
         raise Failure("--amend needs --by NAME and --reason TEXT: an amendment says who and why", USAGE)
     try:
         change = Change(by, reason) if amend and by and reason else None
-        section = _amend(card, rungs, change, run_dir, database) if change else register(card, rungs)
-        remarks = fit(read_rungs(rungs)).remarks()
+        section, remarks = prepare(card, rungs, change)
+        if change is None:
+            write(card, section)
+        else:
+            _amend(card, section, change, run_dir, database)
     except (LadderError, CardError) as error:
         raise Failure(str(error)) from error
     except OSError as error:
@@ -154,24 +157,24 @@ def register_command(
         click.echo(f"warning: {remark}", err=True)
 
 
-def _amend(card: Path, rungs: Path, change: Change, run_dir: Path | None, database: str | None) -> dict[str, Any]:
+def _amend(card: Path, section: dict[str, Any], change: Change, run_dir: Path | None, database: str | None) -> None:
     """Change the card inside the transaction that logs it: neither comes without the other."""
     home = run_dir or (card.parent if launched(card) or (card.parent / ".runwatch").is_dir() else None)
     if home is None:
-        return register(card, rungs, change)
+        write(card, section)
+        return
     if not home.is_dir():
         raise Failure(f"{home} is no directory", USAGE)
     store = open_run(home, database)
+    sentence = f"{change.by} amended the ladder's registered curve: {change.reason}"
+    was = section["amendments"][-1]["was"]
+    payload = {"sentence": sentence, "by": change.by, "reason": change.reason, "was": was, "hash": section["hash"]}
     try:
         with store.transaction() as tx:
-            section = register(card, rungs, change)
-            was = section["amendments"][-1]["was"]
-            sentence = f"{change.by} amended the ladder's registered curve: {change.reason}"
-            payload = {"sentence": sentence, "by": change.by, "reason": change.reason, "was": was}
-            tx.audit("ladder", {**payload, "hash": section["hash"]})
+            tx.audit("ladder", payload)
+            write(card, section)
     finally:
         store.close()
-    return section
 
 
 @ladder.command("verify", short_help="Is a registered curve still what was written?")
