@@ -93,17 +93,36 @@ class Verdicts:
     @staticmethod
     def worst(parts: Sequence["Verdicts"]) -> "Verdicts":
         """Row by row the part with the highest level; the first of equals."""
-        chosen = parts[0]
+        if len(parts) == 1:
+            return parts[0]
+        first = parts[0]
+        level, value, limit, reason = first.level.copy(), first.value.copy(), first.limit.copy(), first.reason.copy()
         for part in parts[1:]:
-            worse = part.level > chosen.level
+            worse = part.level > level
             if worse.any():
-                chosen = Verdicts(
-                    np.where(worse, part.level, chosen.level),
-                    np.where(worse, part.value, chosen.value),
-                    np.where(worse, part.limit, chosen.limit),
-                    np.where(worse, part.reason, chosen.reason),
-                )
-        return chosen
+                np.copyto(level, part.level, where=worse)
+                np.copyto(value, part.value, where=worse)
+                np.copyto(limit, part.limit, where=worse)
+                np.copyto(reason, part.reason, where=worse)
+        return Verdicts(level, value, limit, reason)
+
+    @staticmethod
+    def worst_held(parts: Sequence[tuple["Verdicts", NDArray[np.intp]]], length: int) -> "Verdicts":
+        """`worst` of what each part (verdicts of its observations, their rows) holds over all `length` rows.
+
+        It compares at the rows where any part was observed and spreads once.
+        """
+        rows = parts[0][1]
+        if any(not np.array_equal(rows, others) for _, others in parts[1:]):
+            seen = np.zeros(length, np.bool_)
+            for _, others in parts:
+                seen[others] = True
+            rows = np.flatnonzero(seen)
+        size = len(rows)
+        along = [
+            Verdicts.held(part, np.searchsorted(rows, own), size) if len(own) < size else part for part, own in parts
+        ]
+        return Verdicts.held(Verdicts.worst(along), rows, length)
 
     @staticmethod
     def held(observed: "Verdicts", rows: NDArray[np.intp], length: int) -> "Verdicts":
@@ -116,17 +135,27 @@ class Verdicts:
             return Verdicts.unknown(length)
         if len(rows) == length:
             return observed
-        last = np.zeros(length, np.intp)
-        last[rows] = 1
-        last = np.cumsum(last) - 1
-        spread = observed.take(np.maximum(last, 0))
-        early = last < 0
+        early, counts = int(rows[0]), np.diff(rows, append=length)
         return Verdicts(
-            np.where(early, np.int8(Level.UNKNOWN), spread.level),
-            np.where(early, np.nan, spread.value),
-            np.where(early, np.nan, spread.limit),
-            np.where(early, np.int8(0), spread.reason),
+            _spread(observed.level, early, counts, Level.UNKNOWN),
+            _spread(observed.value, early, counts, np.nan),
+            _spread(observed.limit, early, counts, np.nan),
+            _spread(observed.reason, early, counts, 0),
         )
+
+
+def graded(
+    critical: NDArray[np.bool_], warn: NDArray[np.bool_], known: NDArray[np.bool_] | None = None
+) -> NDArray[np.int8]:
+    """The level of each observation (shape T): UNKNOWN where not `known`, else the worst that is set."""
+    level = np.maximum(critical * np.int8(Level.CRITICAL), warn * np.int8(Level.WARN))
+    return level if known is None else np.where(known, level, np.int8(Level.UNKNOWN))
+
+
+def _spread(values: NDArray[Any], early: int, counts: NDArray[np.intp], before: float) -> NDArray[Any]:
+    """`before` for the first `early` rows, then each value for its count of rows."""
+    spread = np.repeat(values, counts)
+    return np.concatenate([np.full(early, before, spread.dtype), spread]) if early else spread
 
 
 @dataclass(frozen=True)
@@ -185,8 +214,10 @@ def judge(
 def _judge_piece(
     check: Check, signals: Signals, settings: Settings, context: NDArray[np.intp], start: int, stop: int
 ) -> Verdicts:
-    whole = start == 0 and stop == len(signals)
-    rows = signals if whole else signals.take(np.concatenate([context, np.arange(start, stop)]))
-    if check.required and not any(rows.has(name) for name in check.required):
+    count = len(context)
+    adjoins = not count or int(context[0]) == start - count
+    rows = slice(start - count, stop) if adjoins else np.concatenate([context, np.arange(start, stop)])
+    seen = signals.take(rows, check.signals)
+    if check.required and not any(seen.has(name) for name in check.required):
         return Verdicts.unknown(stop - start)
-    return check.evaluate(rows, settings).take(slice(len(context), None))
+    return check.evaluate(seen, settings).take(slice(count, None))

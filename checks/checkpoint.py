@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.check import Check, Level, Settings, Verdicts, graded
 from runwatch.checks.progress import step_seconds
 from runwatch.checks.signals import Phase, Signals
 from runwatch.checks.windows import Floats, lagged, rolling_max, rolling_median
@@ -119,9 +119,9 @@ def _cadence(marks: Floats) -> Floats:
 def _judged(age: Floats, interval: Floats, grace: float, reason: int, settings: CheckpointSettings) -> Verdicts:
     warn = np.maximum(settings.warn_intervals * interval, grace)
     critical = np.maximum(settings.critical_intervals * interval, grace)
-    level = np.where(age > critical, Level.CRITICAL, np.where(age > warn, Level.WARN, Level.OK))
-    level = np.where(np.isnan(age) | np.isnan(interval), Level.UNKNOWN, level).astype(np.int8)
-    return Verdicts(level, age, np.where(age > critical, critical, warn), np.full(len(age), reason, np.int8))
+    far = age > critical
+    level = graded(far, age > warn, ~(np.isnan(age) | np.isnan(interval)))
+    return Verdicts(level, age, np.where(far, critical, warn), np.full(len(age), reason, np.int8))
 
 
 def _order(signals: Signals, rows: Rows, saved: Floats) -> Verdicts:

@@ -37,11 +37,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.check import Check, Settings, Verdicts, graded
 from runwatch.checks.signals import Signals
 from runwatch.checks.windows import Floats, lagged, rolling_median, rolling_min, usable
 
 Rows = NDArray[np.intp]
+Judged = tuple[Verdicts, Rows]
+"""Verdicts of some observations, and their rows."""
 
 VIOLATION, ENTROPY, DEAD, BIAS = "moe/load_max_vio", "moe/load_entropy", "moe/dead_experts", "moe/router_bias_max"
 BEST = 448
@@ -69,36 +71,37 @@ class ExpertBalanceSettings(Settings):
 def evaluate(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
     """The worst of four judgements; UNKNOWN while the run settles and until half a window is full (T records)."""
     parts = (_violation, _entropy, _dead, _bias)
-    return Verdicts.worst([part(signals, settings) for part in parts])
+    return Verdicts.worst_held([judged for part in parts for judged in part(signals, settings)], len(signals))
 
 
-def _violation(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
+def _violation(signals: Signals, settings: ExpertBalanceSettings) -> list[Judged]:
     rows, values = signals.observed(VIOLATION), usable(signals.values(VIOLATION))
     now, best = _levels(signals, rows, values, settings)
     warn = np.maximum(settings.violation_limit, 2 * best)
     critical = np.maximum(2 * settings.violation_limit, 4 * best)
-    return _verdicts(signals, rows, now, warn, critical, reason=0, settings=settings)
+    return [_verdicts(signals, rows, now, warn, critical, reason=0, settings=settings)]
 
 
-def _entropy(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
+def _entropy(signals: Signals, settings: ExpertBalanceSettings) -> list[Judged]:
     rows, values = signals.observed(ENTROPY), usable(signals.values(ENTROPY))
     now, best = _levels(signals, rows, 1 - values, settings)
     floor = np.inf if settings.entropy_floor is None else 1 - settings.entropy_floor
     warn = np.minimum(np.maximum(0.0052, 3 * best), floor)
     critical = np.minimum(np.maximum(0.05, 8 * best), 0.5)
-    deficit = _verdicts(signals, rows, now, np.minimum(warn, critical), critical, reason=1, settings=settings)
-    return Verdicts(deficit.level, 1 - deficit.value, 1 - deficit.limit, deficit.reason)
+    deficit, _ = _verdicts(signals, rows, now, np.minimum(warn, critical), critical, reason=1, settings=settings)
+    return [(Verdicts(deficit.level, 1 - deficit.value, 1 - deficit.limit, deficit.reason), rows)]
 
 
-def _dead(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
+def _dead(signals: Signals, settings: ExpertBalanceSettings) -> list[Judged]:
     rows, values = signals.observed(DEAD), usable(signals.values(DEAD))
     lasting = rolling_min(values, settings.window_records, (settings.window_records + 1) // 2)
     settled = np.where(signals.step[rows] < settings.settle_steps, np.nan, lasting)
     best = np.nan_to_num(_best(settled, settings))
-    return _verdicts(signals, rows, lasting, best, best + settings.dead_critical - 0.5, reason=2, settings=settings)
+    critical = best + settings.dead_critical - 0.5
+    return [_verdicts(signals, rows, lasting, best, critical, reason=2, settings=settings)]
 
 
-def _bias(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
+def _bias(signals: Signals, settings: ExpertBalanceSettings) -> list[Judged]:
     rows, values = signals.observed(BIAS), usable(signals.values(BIAS))
     steps = np.maximum(signals.step[rows], 1).astype(np.float64)
     now = rolling_median(np.abs(values), settings.window_records, (settings.window_records + 1) // 2)
@@ -109,7 +112,7 @@ def _bias(signals: Signals, settings: ExpertBalanceSettings) -> Verdicts:
     absolute = _verdicts(
         signals, rows, now, np.full(len(now), limit), np.full(len(now), 2 * limit), reason=3, settings=settings
     )
-    return Verdicts.worst([absolute, _verdicts(signals, rows, now, growth, 2 * growth, reason=4, settings=settings)])
+    return [absolute, _verdicts(signals, rows, now, growth, 2 * growth, reason=4, settings=settings)]
 
 
 def _levels(signals: Signals, rows: Rows, values: Floats, settings: ExpertBalanceSettings) -> tuple[Floats, Floats]:
@@ -132,12 +135,11 @@ def _verdicts(
     *,
     reason: int,
     settings: ExpertBalanceSettings,
-) -> Verdicts:
-    level = np.where(now > critical, Level.CRITICAL, np.where(now > warn, Level.WARN, Level.OK))
-    level = np.where(np.isnan(now) | (signals.step[rows] < settings.settle_steps), Level.UNKNOWN, level)
-    limit = np.where(now > critical, critical, warn)
-    observed = Verdicts(level.astype(np.int8), now, limit, np.full(len(rows), reason, np.int8))
-    return Verdicts.held(observed, rows, len(signals))
+) -> Judged:
+    known = ~np.isnan(now) & (signals.step[rows] >= settings.settle_steps)
+    far = now > critical
+    limit = np.where(far, critical, warn)
+    return Verdicts(graded(far, now > warn, known), now, limit, np.full(len(rows), reason, np.int8)), rows
 
 
 CHECK = Check(

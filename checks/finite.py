@@ -22,8 +22,9 @@ pause the run.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
-from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.check import Check, Settings, Verdicts, graded
 from runwatch.checks.signals import Signals
 
 NAMES = ("train/loss", "optim/grad_norm", "train/z_loss", "params/norm")
@@ -36,14 +37,18 @@ class FiniteSettings(Settings):
 def evaluate(signals: Signals, settings: FiniteSettings) -> Verdicts:
     """Critical where one of the four signals is present and not finite; UNKNOWN before any was seen (T records)."""
     del settings
-    return Verdicts.worst([_evaluate_one(signals, name, reason) for reason, name in enumerate(NAMES)])
+    return Verdicts.worst_held(
+        [_evaluate_one(signals, name, reason) for reason, name in enumerate(NAMES)], len(signals)
+    )
 
 
-def _evaluate_one(signals: Signals, name: str, reason: int) -> Verdicts:
+def _evaluate_one(signals: Signals, name: str, reason: int) -> tuple[Verdicts, NDArray[np.intp]]:
     values = signals.values(name)
-    level = np.where(np.isfinite(values), Level.OK, Level.CRITICAL).astype(np.int8)
-    observed = Verdicts(level, values, np.full(len(values), np.inf), np.full(len(values), reason, np.int8))
-    return Verdicts.held(observed, signals.observed(name), len(signals))
+    broken = ~np.isfinite(values)
+    observed = Verdicts(
+        graded(broken, broken), values, np.full(len(values), np.inf), np.full(len(values), reason, np.int8)
+    )
+    return observed, signals.observed(name)
 
 
 CHECK = Check(

@@ -75,20 +75,20 @@ class GradNormSettings(Settings):
 
 def evaluate(signals: Signals, settings: GradNormSettings) -> Verdicts:
     """The worst of the four rules per record (T). UNKNOWN: none has enough history yet."""
-    return Verdicts.worst([*_norm(signals, settings), _skipped(signals, settings)])
+    norms = signals.observed(NORM)
+    parts = [(rule, norms) for rule in _norm(signals, settings)]
+    return Verdicts.worst_held([*parts, (_skipped(signals, settings), signals.observed(SKIPPED))], len(signals))
 
 
 def _norm(signals: Signals, settings: GradNormSettings) -> list[Verdicts]:
-    rows = signals.observed(NORM)
     norm = usable(signals.values(NORM))
     log_norm = np.log(np.maximum(norm, 1e-12))
-    steps = signals.step[rows]
-    rules = [
+    steps = signals.step[signals.observed(NORM)]
+    return [
         _outlier(norm, log_norm, settings),
         _growth(log_norm, steps, settings),
         _over_ceiling(norm, steps, settings),
     ]
-    return [Verdicts.held(rule, rows, len(signals)) for rule in rules]
 
 
 def _outlier(norm: Floats, log_norm: Floats, settings: GradNormSettings) -> Verdicts:
@@ -141,7 +141,7 @@ def _skipped(signals: Signals, settings: GradNormSettings) -> Verdicts:
         [count > 3 * settings.skipped_steps, count >= settings.skipped_steps], [Level.CRITICAL, Level.WARN]
     )
     value = np.where(records >= 2 * SKIP_STEPS, count, np.nan)
-    return Verdicts.held(_verdicts(value, level, settings.skipped_steps, 4), rows, len(signals))
+    return _verdicts(value, level, settings.skipped_steps, 4)
 
 
 def _verdicts(value: Floats, level: NDArray[Any], limit: Floats | float, reason: NDArray[Any] | int) -> Verdicts:

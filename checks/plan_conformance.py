@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.check import Check, Settings, Verdicts, graded
 from runwatch.checks.signals import Phase, Signals
 from runwatch.checks.windows import (
     Floats,
@@ -46,11 +46,13 @@ from runwatch.checks.windows import (
     rolling_count,
     rolling_median,
     rolling_min,
-    rolling_sum,
+    sum_since,
     usable,
 )
 
 Rows = NDArray[np.intp]
+Judged = tuple[Verdicts, Rows]
+"""Verdicts of some observations, and their rows."""
 LEARNING_RATE, POSITION, FINGERPRINT, MIXTURE = (
     "optim/learning_rate",
     "data/position",
@@ -132,7 +134,7 @@ class PlanConformanceSettings(Settings):
 def evaluate(signals: Signals, settings: PlanConformanceSettings) -> Verdicts:
     """The worst of all judgements; UNKNOWN where a signal, a plan or history is lacking (T records)."""
     trained = np.flatnonzero((signals.phase == Phase.TRAIN) & ~signals.tick)
-    return Verdicts.worst(
+    return Verdicts.worst_held(
         [
             *_order(signals, trained),
             _step_tokens(signals, trained, settings),
@@ -141,20 +143,23 @@ def evaluate(signals: Signals, settings: PlanConformanceSettings) -> Verdicts:
             _learning_rate(signals, settings),
             _budget(signals, settings),
             *_mixtures(signals, settings),
-        ]
+        ],
+        len(signals),
     )
 
 
-def _planned(signals: Signals, rows: Rows, settings: PlanConformanceSettings) -> list[tuple[PlannedRun, Rows]]:
+def _planned(signals: Signals, rows: Rows, settings: PlanConformanceSettings) -> list[tuple[PlannedRun, Rows | slice]]:
     """Each plan with the places in `rows` at which it holds."""
     if not settings.plans:
         return []
     plans = sorted(settings.plans, key=lambda plan: plan.from_step)
     holds = np.searchsorted([plan.from_step for plan in plans], signals.step[rows], side="right") - 1
+    if len(plans) == 1 and not holds.any():
+        return [(plans[0], slice(None))]
     return [(plan, np.flatnonzero(holds == i)) for i, plan in enumerate(plans)]
 
 
-def _order(signals: Signals, rows: Rows) -> list[Verdicts]:
+def _order(signals: Signals, rows: Rows) -> list[Judged]:
     """Steps and tokens within an attempt, and jumps of the step number across attempts too."""
     steps = signals.step[rows].astype(np.float64)
     same = np.diff(signals.attempt[rows], prepend=-1) == 0
@@ -163,14 +168,14 @@ def _order(signals: Signals, rows: Rows) -> list[Verdicts]:
     usual = lagged(rolling_median(gained, TYPICAL, 8), 1)
     jump = np.maximum(10 * usual, LEAST_JUMP)
     ahead = gained > jump
-    level = np.where(back, Level.CRITICAL, np.where(ahead, Level.WARN, Level.OK))
-    by_step = _held(signals, rows, level, gained, np.where(back, 0.0, jump), np.where(back, 0, 1))
+    level = graded(back, ahead)
+    by_step = _judged(rows, level, gained, np.where(back, 0.0, jump), np.where(back, 0, 1))
     tokens = np.diff(signals.tokens[rows], prepend=np.nan)
-    lost = np.where(same & (tokens < 0), Level.CRITICAL, Level.OK)
-    return [by_step, _held(signals, rows, lost, tokens, np.zeros(len(rows)), 2)]
+    lost = same & (tokens < 0)
+    return [by_step, _judged(rows, graded(lost, lost), tokens, np.zeros(len(rows)), 2)]
 
 
-def _step_tokens(signals: Signals, rows: Rows, settings: PlanConformanceSettings) -> Verdicts:
+def _step_tokens(signals: Signals, rows: Rows, settings: PlanConformanceSettings) -> Judged:
     """Tokens of a step against the plan, or (growth allowed) against the median of the records before."""
     per_step = _growth_per_step(signals, rows, signals.tokens[rows])
     planned = np.full(len(rows), np.nan)
@@ -180,10 +185,10 @@ def _step_tokens(signals: Signals, rows: Rows, settings: PlanConformanceSettings
     own = np.isnan(planned)
     expected = np.where(own, usual, planned)
     off = np.where(own, 1 - per_step / expected, np.abs(per_step / expected - 1))
-    return _off_plan(signals, rows, (off, per_step, expected), 3, settings)
+    return _off_plan(rows, (off, per_step, expected), 3, settings)
 
 
-def _learning_rate(signals: Signals, settings: PlanConformanceSettings) -> Verdicts:
+def _learning_rate(signals: Signals, settings: PlanConformanceSettings) -> Judged:
     """Distance of the rate from the plan's range over one step to either side, relative to the plan."""
     rows, rate = signals.observed(LEARNING_RATE), usable(signals.values(LEARNING_RATE))
     tokens = signals.tokens[rows]
@@ -198,18 +203,17 @@ def _learning_rate(signals: Signals, settings: PlanConformanceSettings) -> Verdi
         )
     nearest = np.clip(rate, low, high)
     off = np.abs(rate - nearest) / np.maximum(nearest, 1e-3 * peak)
-    return _off_plan(signals, rows, (off, rate, nearest), 4, settings)
+    return _off_plan(rows, (off, rate, nearest), 4, settings)
 
 
 def _off_plan(
-    signals: Signals, rows: Rows, judged: tuple[Floats, Floats, Floats], reason: int, settings: PlanConformanceSettings
-) -> Verdicts:
+    rows: Rows, judged: tuple[Floats, Floats, Floats], reason: int, settings: PlanConformanceSettings
+) -> Judged:
     """Verdicts of (share off plan, value, planned value) where it lasts."""
     off, value, planned = judged
     lasting = rolling_min(off, settings.lasting_records, settings.lasting_records)
     critical, warn = lasting > settings.critical_share, lasting > settings.warn_share
-    level = np.where(critical, Level.CRITICAL, np.where(warn, Level.WARN, Level.OK))
-    return _held(signals, rows, np.where(np.isnan(off), Level.UNKNOWN, level), value, planned, reason)
+    return _judged(rows, graded(critical, warn, ~np.isnan(off)), value, planned, reason)
 
 
 def _growth_per_step(signals: Signals, rows: Rows, values: Floats) -> Floats:
@@ -218,7 +222,7 @@ def _growth_per_step(signals: Signals, rows: Rows, values: Floats) -> Floats:
     return np.diff(values, prepend=np.nan) / np.where(steps > 0, steps, np.nan)
 
 
-def _position(signals: Signals) -> Verdicts:
+def _position(signals: Signals) -> Judged:
     """Growth of the position against the usual batch per step or per token, whichever fits better."""
     rows = signals.observed(POSITION)
     position = usable(signals.values(POSITION))
@@ -234,9 +238,8 @@ def _position(signals: Signals) -> Verdicts:
     replayed = (grown <= 0) & (steps > 0) | (excess < -0.5)
     skipped = excess > 0.5
     far = excess > 100 * usual
-    level = np.where(replayed | far, Level.CRITICAL, np.where(skipped, Level.WARN, Level.OK))
-    level = np.where(np.isnan(excess), Level.UNKNOWN, level)
-    return _held(signals, rows, level, grown, usual * steps, np.where(replayed, 5, 6))
+    level = graded(replayed | far, skipped, ~np.isnan(excess))
+    return _judged(rows, level, grown, usual * steps, np.where(replayed, 5, 6))
 
 
 def _smallest(candidates: Floats) -> Floats:
@@ -246,7 +249,7 @@ def _smallest(candidates: Floats) -> Floats:
     return np.where(np.isinf(sizes.min(axis=0)), np.nan, nearest)
 
 
-def _repeats(signals: Signals) -> Verdicts:
+def _repeats(signals: Signals) -> Judged:
     """Fingerprints that came before at another step, at most `MEMORY` records ago."""
     values = signals.values(FINGERPRINT)
     rows, told = signals.observed(FINGERPRINT), np.flatnonzero(np.isfinite(values))
@@ -257,57 +260,51 @@ def _repeats(signals: Signals) -> Verdicts:
         again = near & (np.diff(values[order]) == 0) & (np.diff(signals.step[rows][order]) != 0)
         repeated[order[1:][again]] = True
     count = rolling_count(repeated, REPEATS)
-    level = np.where(count >= 3, Level.CRITICAL, np.where(count >= 1, Level.WARN, Level.OK))
+    level = graded(count >= 3, count >= 1)
     limit = np.where(count >= 3, 3.0, 1.0)
-    return _held(signals, rows, level, count.astype(np.float64), limit, 7)
+    return _judged(rows, level, count.astype(np.float64), limit, 7)
 
 
-def _budget(signals: Signals, settings: PlanConformanceSettings) -> Verdicts:
+def _budget(signals: Signals, settings: PlanConformanceSettings) -> Judged:
     rows = np.flatnonzero((signals.phase == Phase.TRAIN) & ~signals.tick & np.isfinite(signals.tokens))
     limit = np.full(len(rows), np.nan)
     for plan, where in _planned(signals, rows, settings):
         limit[where] = np.nan if plan.token_budget is None else plan.token_budget + 1.5 * (plan.tokens_per_step or 0.0)
     tokens = signals.tokens[rows]
-    level = np.where(np.isnan(limit), Level.UNKNOWN, np.where(tokens > limit, Level.WARN, Level.OK))
-    return _held(signals, rows, level, tokens, limit, 8)
+    level = graded(np.zeros(len(rows), np.bool_), tokens > limit, ~np.isnan(limit))
+    return _judged(rows, level, tokens, limit, 8)
 
 
-def _mixtures(signals: Signals, settings: PlanConformanceSettings) -> list[Verdicts]:
+def _mixtures(signals: Signals, settings: PlanConformanceSettings) -> list[Judged]:
     if not any(plan.mixture for plan in settings.plans):
         return []
     return [_mixture(signals, name, settings) for name in signals.family(MIXTURE)]
 
 
-def _mixture(signals: Signals, name: str, settings: PlanConformanceSettings) -> Verdicts:
+def _mixture(signals: Signals, name: str, settings: PlanConformanceSettings) -> Judged:
     """Mean of (share - planned share) over a window of rows, against its limit or five of its standard errors."""
     rows, share = signals.observed(name), usable(signals.values(name))
     planned = np.full(len(rows), np.nan)
     for plan, where in _planned(signals, rows, settings):
         planned[where] = plan.share(name.removeprefix(f"{MIXTURE}/"), signals.tokens[rows][where])
-    spread = np.full(len(signals), np.nan)
-    spread[rows] = np.clip(share - planned, -1, 1)
-    count = rolling_sum(np.isfinite(spread).astype(np.float64), MIXTURE_ROWS)[rows]
+    spread = np.clip(share - planned, -1, 1)
+    first = np.searchsorted(rows, rows - MIXTURE_ROWS, side="right")
+    count = sum_since(np.isfinite(spread).astype(np.float64), first)
     enough = np.where(count >= MIXTURE_LEAST, count, np.nan)
-    mean = rolling_sum(spread, MIXTURE_ROWS)[rows] / enough
-    variance = np.maximum(rolling_sum(spread**2, MIXTURE_ROWS)[rows] / enough - mean**2, 0)
+    mean = sum_since(spread, first) / enough
+    variance = np.maximum(sum_since(spread**2, first) / enough - mean**2, 0)
     error = 5 * np.sqrt(variance / enough)
     warn, critical = np.maximum(settings.mixture_warn, error), np.maximum(settings.mixture_critical, error)
     off = np.abs(mean)
-    level = np.where(off > critical, Level.CRITICAL, np.where(off > warn, Level.WARN, Level.OK))
-    level = np.where(np.isnan(off), Level.UNKNOWN, level)
-    return _held(signals, rows, level, off, np.where(off > critical, critical, warn), 9)
+    level = graded(off > critical, off > warn, ~np.isnan(off))
+    return _judged(rows, level, off, np.where(off > critical, critical, warn), 9)
 
 
-def _held(
-    signals: Signals,
-    rows: Rows,
-    level: NDArray[np.int64],
-    value: Floats,
-    limit: Floats,
-    reason: int | NDArray[np.int64],
-) -> Verdicts:
+def _judged(
+    rows: Rows, level: NDArray[np.int8], value: Floats, limit: Floats, reason: int | NDArray[np.int64]
+) -> Judged:
     reasons = np.broadcast_to(np.asarray(reason, np.int8), len(rows))
-    return Verdicts.held(Verdicts(level.astype(np.int8), value, limit, reasons), rows, len(signals))
+    return Verdicts(level, value, limit, reasons), rows
 
 
 CHECK = Check(

@@ -62,11 +62,15 @@ class Piece:
         past = [*self.intervals, (self.start, start)]
         wanted = [_last(past, lookback, None)]
         wanted += [_last(past, lookback, signals.observed(name)) for name in names if signals.has(name)]
-        return np.unique(np.concatenate(wanted))
+        lowest = min((int(rows[0]) for rows in wanted if len(rows)), default=start)
+        kept = np.zeros(start - lowest, np.bool_)
+        for rows in wanted:
+            kept[rows - lowest] = True
+        return np.flatnonzero(kept) + lowest
 
 
 def _last(past: Sequence[tuple[int, int]], count: int, among: NDArray[np.intp] | None) -> NDArray[np.intp]:
-    """The last `count` rows in the intervals `past`, among the ascending rows `among` or among all."""
+    """The last `count` rows in the intervals `past`, ascending, among the ascending rows `among` or among all."""
     found: list[NDArray[np.intp]] = [np.empty(0, np.intp)]
     for begin, end in reversed(past):
         if count <= 0:
@@ -78,7 +82,7 @@ def _last(past: Sequence[tuple[int, int]], count: int, among: NDArray[np.intp] |
             rows = among[max(low, high - count) : high]
         found.append(rows)
         count -= len(rows)
-    return np.concatenate(found)
+    return np.concatenate(found[::-1])
 
 
 @dataclass(frozen=True)
@@ -125,9 +129,13 @@ class Signals:
         """The names of all signals under `prefix/`, sorted."""
         return sorted(name for name in self.columns if name.startswith(f"{prefix}/"))
 
-    def take(self, rows: NDArray[np.intp] | slice) -> "Signals":
-        """Only `rows`, in that order."""
-        columns = {name: Column(col.values[rows], col.present[rows]) for name, col in self.columns.items()}
+    def take(self, rows: NDArray[np.intp] | slice, among: Sequence[str] | None = None) -> "Signals":
+        """Only `rows`, in that order; of the columns only those named in `among` or under one of these, if it is given."""
+        columns = {
+            name: Column(col.values[rows], col.present[rows])
+            for name, col in self.columns.items()
+            if among is None or name in among or name.rpartition("/")[0] in among
+        }
         return Signals(
             self.attempt[rows],
             self.step[rows],
@@ -162,6 +170,16 @@ class Signals:
         that step on are superseded and leave the past), and where the steps of a declared change in `moved` are first
         reached (the whole past goes).
         """
+        key = tuple(moved)
+        if key not in self._pieces:
+            self._pieces[key] = tuple(self._cut(key))
+        return iter(self._pieces[key])
+
+    @cached_property
+    def _pieces(self) -> dict[tuple[int, ...], tuple[Piece, ...]]:
+        return {}
+
+    def _cut(self, moved: Sequence[int]) -> Iterator[Piece]:
         trained = (self.phase == Phase.TRAIN) & ~self.tick
         rewinds = set(self._rewinds(trained))
         crossings = self._crossings(trained, moved)

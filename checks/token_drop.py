@@ -28,7 +28,7 @@ the capacity factor and the balance rate; a planned context extension should be 
 import numpy as np
 from pydantic import Field
 
-from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.check import Check, Settings, Verdicts, graded
 from runwatch.checks.signals import Signals
 from runwatch.checks.windows import rolling_median, usable
 
@@ -51,10 +51,11 @@ def evaluate(signals: Signals, settings: TokenDropSettings) -> Verdicts:
     rows, rates = signals.observed("moe/drop_rate"), usable(signals.values("moe/drop_rate"))
     median = rolling_median(rates, settings.window_records, (settings.window_records + 1) // 2)
     critical = median > settings.critical_rate
-    level = np.where(critical, Level.CRITICAL, np.where(median > settings.warn_rate, Level.WARN, Level.OK))
-    level = np.where(np.isnan(median) | (signals.step[rows] < settings.settle_steps), Level.UNKNOWN, level)
+    known = ~np.isnan(median) & (signals.step[rows] >= settings.settle_steps)
     limit = np.where(critical, settings.critical_rate, settings.warn_rate)
-    observed = Verdicts(level.astype(np.int8), median, limit, np.zeros(len(rows), np.int8))
+    observed = Verdicts(
+        graded(critical, median > settings.warn_rate, known), median, limit, np.zeros(len(rows), np.int8)
+    )
     return Verdicts.held(observed, rows, len(signals))
 
 

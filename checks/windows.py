@@ -78,6 +78,12 @@ def rolling_sum(values: Floats, window: int) -> Floats:
     return total / _FIXED
 
 
+def sum_since(values: Floats, first: NDArray[np.intp]) -> Floats:
+    """At each observation the sum of `values` from the observation `first` on, it included. Exactness as in `rolling_sum`."""
+    total = np.concatenate([np.zeros(1), _fixed_point_total(values)])
+    return (total[1:] - total[first]) / _FIXED
+
+
 def rolling_count(flags: Flags, window: int) -> NDArray[np.int64]:
     """How many of each window's flags are set."""
     count = np.cumsum(flags, dtype=np.int64)
@@ -96,7 +102,7 @@ def cusum(values: Floats, window: int) -> Floats:
 
 
 def _fixed_point_total(values: Floats) -> Floats:
-    return np.cumsum(np.round(np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0) * _FIXED))
+    return np.cumsum(np.round(np.where(np.isfinite(values), values, 0.0) * _FIXED))
 
 
 def lasting(flags: Flags, records: int) -> Flags:
