@@ -36,7 +36,7 @@ from itertools import pairwise
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.check import Check, Level, Settings, Verdicts, graded
 from runwatch.checks.signals import Signals
 from runwatch.checks.windows import (
     SIGMAS_PER_MAD,
@@ -46,6 +46,7 @@ from runwatch.checks.windows import (
     guarded_baseline,
     lagged,
     lasting,
+    rolling_count,
     rolling_median,
     rolling_min,
     rolling_sum,
@@ -97,6 +98,9 @@ def evaluate(signals: Signals, settings: LadderDeviationSettings) -> Verdicts:
     loss = usable(signals.values("train/loss"))
     band = _registered(signals, settings.curves)
     on_curve = np.isfinite(band[0])
+    if len(rows) and on_curve.all():
+        judged = _against_curve(loss, band, signals.step[rows].astype(np.float64), settings)
+        return Verdicts.held(judged, rows, len(signals))
     parts: list[Verdicts] = []
     if on_curve.any():
         parts.append(_against_curve(loss, band, signals.step[rows].astype(np.float64), settings))
@@ -142,7 +146,7 @@ def _against_curve(loss: Floats, band: Floats, steps: Floats, settings: LadderDe
     over, under = loss - high - margin, low - margin - loss
     above, below = _mostly_positive(over), _mostly_positive(under)
     lasts = _lasts(above | (over > 0.5), steps, settings.lasting_steps)
-    level = np.select([lasts, above | below | up | down], [Level.CRITICAL, Level.WARN], Level.OK)
+    level = graded(lasts, above | below | up | down)
     reason = np.select([lasts, above, below, up, down], [0, 0, 1, 2, 3], 0)
     edge = np.select([reason == 0, reason == 1], [high + margin, low - margin], expected)
     shown = np.where(reason <= 1, edge - expected, np.where(reason == 2, slack, -slack))
@@ -166,7 +170,11 @@ def _spread(values: Floats, window: int) -> Floats:
 
 
 def _mostly_positive(excess: Floats) -> Flags:
-    return rolling_median(excess, 5, 3) > 0
+    """Whether the median of the last five is above zero: three of them, where all five are told."""
+    if len(excess) <= 5 or np.isnan(excess).any():
+        return rolling_median(excess, 5, 3) > 0
+    first = rolling_median(excess[:4], 5, 3) > 0
+    return np.concatenate([first, rolling_count(excess > 0, 5)[4:] >= 3])
 
 
 def _lasts(flags: Flags, steps: Floats, wanted: int) -> Flags:

@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.check import Check, Level, Settings, Verdicts, graded
 from runwatch.checks.signals import Signals
 from runwatch.checks.windows import (
     Flags,
@@ -54,6 +54,8 @@ from runwatch.checks.windows import (
 )
 
 Rows = NDArray[np.intp]
+Judged = tuple[Verdicts, Rows]
+"""Verdicts of some observations, and their rows."""
 TOKENS, MFU, STEP_TIME = "throughput/tokens_per_second", "throughput/mfu", "throughput/step_time"
 BEST = 448
 """Observations over which the best level is remembered: a lasting slowness becomes its own normal only after them."""
@@ -86,7 +88,7 @@ def evaluate(signals: Signals, settings: ThroughputSettings) -> Verdicts:
     warm = _warm(signals, settings)
     rate = _speed(signals, warm, TOKENS, settings.tokens_per_second_floor, settings)
     mfu = _speed(signals, warm, MFU, settings.mfu_floor, settings)
-    return Verdicts.worst([rate, mfu, *_step_time(signals, warm, settings)])
+    return Verdicts.worst_held([rate, mfu, *_step_time(signals, warm, settings)], len(signals))
 
 
 def _warm(signals: Signals, settings: ThroughputSettings) -> Flags:
@@ -98,16 +100,22 @@ def _warm(signals: Signals, settings: ThroughputSettings) -> Flags:
     return signals.step - since >= settings.warm_up_steps
 
 
-def _speed(signals: Signals, warm: Flags, name: str, floor: float | None, settings: ThroughputSettings) -> Verdicts:
+def _speed(signals: Signals, warm: Flags, name: str, floor: float | None, settings: ThroughputSettings) -> Judged:
     rows, values = signals.observed(name), usable(signals.values(name))
-    return _against_limits(signals, rows, np.where(warm[rows], values, np.nan), floor, settings)
+    speed = np.where(warm[rows], values, np.nan)
+    return _against_limits(signals, rows, speed, _median(speed, settings), floor, settings)
 
 
-def _step_time(signals: Signals, warm: Flags, settings: ThroughputSettings) -> list[Verdicts]:
+def _step_time(signals: Signals, warm: Flags, settings: ThroughputSettings) -> list[Judged]:
     rows, seconds = signals.observed(STEP_TIME), usable(signals.values(STEP_TIME))
     speed = _work(signals, rows) / np.where(seconds > 1e-9, seconds, np.nan)
     speed = np.where(warm[rows], speed, np.nan)
-    return [_against_limits(signals, rows, speed, None, settings), _tail(signals, rows, speed, settings)]
+    median = _median(speed, settings)
+    return [_against_limits(signals, rows, speed, median, None, settings), _tail(rows, speed, median, settings)]
+
+
+def _median(speed: Floats, settings: ThroughputSettings) -> Floats:
+    return rolling_median(speed, settings.window_records, 10)
 
 
 def _work(signals: Signals, rows: Rows) -> Floats:
@@ -120,18 +128,17 @@ def _work(signals: Signals, rows: Rows) -> Floats:
 
 
 def _against_limits(
-    signals: Signals, rows: Rows, speed: Floats, floor: float | None, settings: ThroughputSettings
-) -> Verdicts:
-    median = rolling_median(speed, settings.window_records, 10)
+    signals: Signals, rows: Rows, speed: Floats, median: Floats, floor: float | None, settings: ThroughputSettings
+) -> Judged:
     best = lagged(rolling_max(median, BEST), 1)
     far = signals.step[rows] - lagged(signals.step[rows].astype(np.float64), 1) >= FAR_STEPS
     pair = np.where(far, np.maximum(speed, lagged(speed, 1)), np.inf)
     now = np.fmin(median, np.where(np.isnan(best), np.inf, pair))
     warn, critical = best * (1 - settings.warn_drop), best * (1 - settings.critical_drop)
-    level = np.where(now <= critical, Level.CRITICAL, np.where(now <= warn, Level.WARN, Level.OK))
+    level = graded(now <= critical, now <= warn)
     typical = _typical(median)
     declining = (level == Level.OK) & _declines(typical)
-    level = np.where(declining, Level.WARN, level)
+    level[declining] = Level.WARN
     limit = np.where(level == Level.CRITICAL, critical, np.where(declining, lagged(typical, STRETCH), warn))
     reason = np.where(declining, 2, 1)
     if floor is not None:
@@ -141,9 +148,8 @@ def _against_limits(
             np.where(under, floor, limit),
             np.where(under, 0, reason),
         )
-    level = np.where(np.isnan(median), Level.UNKNOWN, level)
-    observed = Verdicts(level.astype(np.int8), np.where(np.isfinite(now), now, median), limit, reason.astype(np.int8))
-    return Verdicts.held(observed, rows, len(signals))
+    level = np.where(np.isnan(median), np.int8(Level.UNKNOWN), level).astype(np.int8)
+    return Verdicts(level, np.where(np.isfinite(now), now, median), limit, reason.astype(np.int8)), rows
 
 
 def _typical(median: Floats) -> Floats:
@@ -160,14 +166,12 @@ def _declines(typical: Floats) -> Flags:
     return np.logical_and.reduce(falls)
 
 
-def _tail(signals: Signals, rows: Rows, speed: Floats, settings: ThroughputSettings) -> Verdicts:
-    typical = rolling_median(speed, settings.window_records, 10)
+def _tail(rows: Rows, speed: Floats, typical: Floats, settings: ThroughputSettings) -> Judged:
     share = rolling_count(speed * SLOW < typical, SLOW_WINDOW) / SLOW_WINDOW
-    level = np.where(share > settings.slow_share, Level.WARN, Level.OK)
-    level = np.where(np.isnan(typical), Level.UNKNOWN, level).astype(np.int8)
+    slow = share > settings.slow_share
+    level = graded(np.zeros(len(rows), np.bool_), slow, ~np.isnan(typical))
     size = len(rows)
-    observed = Verdicts(level, share, np.full(size, settings.slow_share), np.full(size, 3, np.int8))
-    return Verdicts.held(observed, rows, len(signals))
+    return Verdicts(level, share, np.full(size, settings.slow_share), np.full(size, 3, np.int8)), rows
 
 
 CHECK = Check(
