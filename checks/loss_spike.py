@@ -8,14 +8,17 @@ Why it matters: a Llama 3.1 8B run went from 3.39 to 24.82 in two steps and need
 `llama31-8b-spike-24`); a dense 32B run spent about 5 % of its steps in spikes or recovering from them
 (marin-community/marin issue 1368).
 
-Warns and turns critical when: warns at the first record whose residual exceeds `z_limit` sigmas and `min_jump_nats`,
-at two records in a row that nearly do, or at five of seven that are half-way there (a lasting shift of five sigmas is
-found within ten records). Critical when the loss is still up at the third record, or at the second of a spike that
-comes back within sixteen. Unknown until some thirty losses have been seen, and where the loss is not finite.
+Warns and turns critical when: warns at the first record whose residual exceeds `z_limit` sigmas (up to four times as
+many where the tail is heavy, more after odd batches) and `min_jump_nats`, at two records in a row that nearly do, or at
+five of seven that are half-way there (a lasting shift of five sigmas is found within ten records). Critical when the
+loss is still up at the third record, or at the second of a spike that comes back within sixteen. Unknown until some
+thirty losses have been seen, and where the loss is not finite.
 
-Defaults: `z_limit` 6 (sigmas): OLMo-core's and MaxText's rule, 0 false alarms in 10,000 steps of normal noise.
+Defaults: `z_limit` 6 (sigmas): OLMo-core's and MaxText's rule, 0 false alarms in 10,000 steps of normal noise. A record
+alone needs up to twice that while it is not plain that the noise has a light tail: Student's t of 4 degrees of freedom
+goes beyond 8 robust sigmas once in some 2,000 records, beyond 12 once in 10,000.
 `min_jump_nats` 0.05: the floor of Marin's loss-spike alert. Windows, tail and odd batches: our replay of seventeen
-recorded runs, in which 46 single steps beyond 8 sigmas of one healthy run make four warnings.
+recorded runs, in which 46 single steps beyond 8 sigmas of one healthy run make three warnings.
 
 Does not see: slow drift (`ladder_deviation`), NaN (`finite`), a spike in the first thirty records.
 
@@ -54,6 +57,8 @@ BLOCK = 16  # the tail is read off the maxima of blocks of 16 ...
 MEMORY = 384  # ... over this many records, in which odd batches are remembered as well
 SHIFT_RECORDS, SHIFT_WINDOW = 5, 7  # so many of so many ...
 SHIFT = 0.46  # ... above this share of the limit are a small lasting shift
+PRIOR = 2.0  # tail factor of noise of which nothing is known yet; replaced record by record while the memory fills
+ALONE, ALONE_MOST = 2.5, 2.0  # a single record's limit grows with the tail so much sooner, up to twice `z_limit`
 EARLIEST = 12  # observations that a scale needs: 32 records of history are enough for all (recording of BLOOM)
 
 
@@ -72,6 +77,8 @@ class Noise(NamedTuple):
     sigma: Floats
     correlation: Floats
     tail: Floats
+    alone: Floats
+    """The tail factor for a record that stands alone."""
 
 
 def evaluate(signals: Signals, settings: LossSpikeSettings) -> Verdicts:
@@ -83,10 +90,10 @@ def evaluate(signals: Signals, settings: LossSpikeSettings) -> Verdicts:
     z = residual / noise.sigma
     matters = residual > settings.min_jump_nats
     odd_limit, odd = odd_batches(z)
-    single_limit = np.maximum(settings.z_limit * noise.tail, odd_limit)
+    single_limit = np.maximum(settings.z_limit * noise.alone, odd_limit)
     single = matters & (z > single_limit)
     pair, still = lasting_jumps(z, noise, odd, settings.z_limit)
-    correlated = 1.0 + np.maximum(noise.correlation - 0.5, 0.0)
+    correlated = 1.0 + 3.0 * np.maximum(noise.correlation - 0.5, 0.0)
     shift_limit = settings.z_limit * SHIFT * np.sqrt(np.sqrt(noise.tail)) * correlated
     shifted = (
         matters
@@ -119,11 +126,12 @@ def trend(loss: Floats) -> tuple[Floats, Floats]:
 
 
 def measure(loss: Floats, residual: Floats, smallest: float) -> Noise:
-    """Scale, lag-1 correlation and tail factor of the residual's noise.
+    """Scale, lag-1 correlation and tail factors of the residual's noise.
 
     The scale is at most three times that of the steps between neighbours, which a poor trend leaves alone.
-    The tail factor (at least 1) goes by the median of block maxima, 1.7 sigmas in normal noise and 2.2 in Student's t
+    The tail factor (1 to 4) goes by the median of block maxima, 1.7 sigmas in normal noise and 2.2 in Student's t
     of 3 degrees of freedom, whose return level of 4,800 records is 15 sigmas instead of 3.5: about the fifth power.
+    `PRIOR` stands for what the memory has not seen yet.
     """
     spread = guarded_scale(residual, SCALE, GUARD, EARLIEST)
     steps = guarded_scale(loss - lagged(loss, 1), SCALE, GUARD, EARLIEST) / np.sqrt(2.0)
@@ -132,8 +140,11 @@ def measure(loss: Floats, residual: Floats, smallest: float) -> Noise:
     z = residual / sigma
     quiet = np.where(rolling_max(np.where(z > 5.0, 1.0, 0.0), 8) > 0, np.nan, z)
     maxima = guarded_baseline(rolling_max(quiet, BLOCK, BLOCK // 2), MEMORY, GUARD, MEMORY // 4)
-    tail = np.clip((np.nan_to_num(maxima) / 1.8) ** 5, 1.0, 4.0)
-    return Noise(sigma, np.nan_to_num(correlation), tail)
+    known = rolling_count(np.isfinite(lagged(z, GUARD)), MEMORY) / MEMORY
+    heaviness = known * (np.nan_to_num(maxima) / 1.8) ** 5 + (1.0 - known) * PRIOR
+    tail = np.clip(heaviness, 1.0, 4.0)
+    alone = np.maximum(tail, np.clip(ALONE * heaviness, 1.0, ALONE_MOST))
+    return Noise(sigma, np.nan_to_num(correlation), tail, alone)
 
 
 def odd_batches(z: Floats) -> tuple[Floats, Flags]:

@@ -98,9 +98,14 @@ TABLE = [
     Scenario(
         "every fourth step straggles",
         RUN.scale(STEP_TIME, 300, 599, np.where(np.arange(300) % 4, 1, 2)),
-        [(WARN, 400, 623)],
+        [(WARN, 348, 675)],
     ),
-    Scenario("every eighth step straggles", RUN.scale(STEP_TIME, 300, 599, np.where(np.arange(300) % 8, 1, 2))),
+    Scenario(
+        "every eighth step straggles",
+        RUN.scale(STEP_TIME, 300, 599, np.where(np.arange(300) % 8, 1, 2)),
+        [(WARN, 396, 627)],
+    ),
+    Scenario("every twelfth step straggles", RUN.scale(STEP_TIME, 300, 599, np.where(np.arange(300) % 12, 1, 2))),
     Scenario("step times are sparse and one is slow", sparse(3000, 3000)),
     Scenario(
         "step times are sparse and three are slow",
