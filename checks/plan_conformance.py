@@ -184,6 +184,7 @@ def _step_tokens(signals: Signals, rows: Rows, settings: PlanConformanceSettings
     usual = lagged(rolling_median(per_step, TYPICAL, 8), 1)
     own = np.isnan(planned)
     expected = np.where(own, usual, planned)
+    expected = np.where(expected > 0, expected, np.nan)  # tokens that stand still say nothing of a step
     off = np.where(own, 1 - per_step / expected, np.abs(per_step / expected - 1))
     return _off_plan(rows, (off, per_step, expected), 3, settings)
 

@@ -134,6 +134,7 @@ TABLE = [
         [(WARN, 501, 599)],
         plans(PlannedRun(token_budget=5500 * STEP, tokens_per_step=STEP)),
     ),
+    Scenario("tokens that stand still say nothing of a step", with_tokens(RUN, lambda t: np.full_like(t, t[0]))),
     Scenario(
         "tokens go back within an attempt",
         with_tokens(RUN, lambda t: t - 50 * STEP * (np.arange(600) >= 300)),
