@@ -65,7 +65,7 @@ def evaluate(signals: Signals, settings: CheckpointSettings) -> Verdicts:
     rows, saved = signals.observed(NAME)[finite], values[finite]
     if not len(rows):
         return _none_yet(signals, settings)
-    last = np.searchsorted(rows, np.arange(len(signals)), side="right") - 1
+    last = np.repeat(np.arange(-1, len(rows)), np.diff(rows, prepend=0, append=len(signals)))
     parts = [
         _age_in_steps(signals, saved, last, settings),
         _age_in_seconds(signals, rows, saved, last, settings),
@@ -73,8 +73,10 @@ def evaluate(signals: Signals, settings: CheckpointSettings) -> Verdicts:
     ]
     first = int(rows[0])
     judged = Verdicts.worst(parts)
-    early = _none_yet(signals, settings)
-    return Verdicts.concatenate([early.take(slice(0, first)), judged.take(slice(first, None))])
+    if not first:
+        return judged
+    early = _none_yet(signals.take(slice(0, first), (EVALUATIONS,)), settings)
+    return Verdicts.concatenate([early, judged.take(slice(first, None))])
 
 
 def _age_in_steps(signals: Signals, saved: Floats, last: Rows, settings: CheckpointSettings) -> Verdicts:

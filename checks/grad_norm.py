@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.check import Check, Level, Settings, Verdicts, graded
 from runwatch.checks.signals import Signals
 from runwatch.checks.windows import (
     Floats,
@@ -101,7 +101,7 @@ def _outlier(norm: Floats, log_norm: Floats, settings: GradNormSettings) -> Verd
     pair, third = lasting(up, 2), lasting(up, 3)
     exploding = third & (rolling_max(residual - with_others, 3) > 0)
     warned = third | (pair & (residual > with_others)) | (residual > alone)
-    level = np.select([exploding, warned], [Level.CRITICAL, Level.WARN], Level.OK)
+    level = graded(exploding, warned)
     limit = np.exp(baseline + np.select([third, pair], [np.maximum(np.log(2.0), 3.5 * sigma), with_others], alone))
     return _verdicts(np.where(np.isnan(sigma), np.nan, norm), level, limit, np.where(third, 1, 0))
 
@@ -112,7 +112,7 @@ def _growth(log_norm: Floats, steps: NDArray[np.int64], settings: GradNormSettin
     coarse = steps - lagged(steps.astype(np.float64), MEMORY) > 5000
     warn = np.minimum(np.where(coarse, 3.0, 1.75), settings.critical_growth)
     growth = np.exp(np.minimum(recent - lowest, 60.0))
-    level = np.select([growth > settings.critical_growth, growth > warn], [Level.CRITICAL, Level.WARN], Level.OK)
+    level = graded(growth > settings.critical_growth, growth > warn)
     return _verdicts(growth, level, warn, 2)
 
 
@@ -120,7 +120,7 @@ def _over_ceiling(norm: Floats, steps: NDArray[np.int64], settings: GradNormSett
     over = (norm > settings.ceiling) & (steps >= settings.ceiling_from_step)
     lately = rolling_count(over, 10) >= 8
     long = rolling_count(over, 64) >= 52
-    level = np.select([long, lately], [Level.CRITICAL, Level.WARN], Level.OK)
+    level = graded(long, lately)
     return _verdicts(np.where(np.isnan(lagged(norm, 9)), np.nan, norm), level, settings.ceiling, 3)
 
 
@@ -137,15 +137,13 @@ def _skipped(signals: Signals, settings: GradNormSettings) -> Verdicts:
         at = skipped[np.maximum(which, 0)]
         near = (records - at < SKIP_STEPS) & (signals.step[rows] - signals.step[rows[at]] < SKIP_STEPS)
         count += (which >= 0) & near
-    level = np.select(
-        [count > 3 * settings.skipped_steps, count >= settings.skipped_steps], [Level.CRITICAL, Level.WARN]
-    )
+    level = graded(count > 3 * settings.skipped_steps, count >= settings.skipped_steps)
     value = np.where(records >= 2 * SKIP_STEPS, count, np.nan)
     return _verdicts(value, level, settings.skipped_steps, 4)
 
 
-def _verdicts(value: Floats, level: NDArray[Any], limit: Floats | float, reason: NDArray[Any] | int) -> Verdicts:
-    known = np.where(np.isnan(value), Level.UNKNOWN, level).astype(np.int8)
+def _verdicts(value: Floats, level: NDArray[np.int8], limit: Floats | float, reason: NDArray[Any] | int) -> Verdicts:
+    known = np.where(np.isnan(value), np.int8(Level.UNKNOWN), level)
     everywhere = np.ones(len(value))
     return Verdicts(known, value, everywhere * limit, (everywhere * reason).astype(np.int8))
 

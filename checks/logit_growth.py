@@ -25,13 +25,11 @@ weight in the card. Mitigation: raise the z-loss weight (`set_z_loss_weight`, pa
 the loss shows it.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.check import Check, Level, Settings, Verdicts, graded
 from runwatch.checks.signals import Signals
 from runwatch.checks.windows import SIGMAS_PER_MAD, Floats, lagged, rolling_count, rolling_median, rolling_min, usable
 
@@ -64,14 +62,14 @@ def evaluate(signals: Signals, settings: LogitGrowthSettings) -> Verdicts:
 def _over_ceiling(z_loss: Floats, settings: LogitGrowthSettings) -> Verdicts:
     over = rolling_count(z_loss > settings.ceiling, 10) >= 8
     far_over = rolling_count(z_loss > 4 * settings.ceiling, 10) >= 8
-    level = np.select([far_over, over], [Level.CRITICAL, Level.WARN], Level.OK)
+    level = graded(far_over, over)
     return _verdicts(np.where(np.isnan(lagged(z_loss, 9)), np.nan, z_loss), level, settings.ceiling, 0)
 
 
 def _growth(z_loss: Floats, level: Floats, settings: LogitGrowthSettings) -> Verdicts:
     growth = level / lagged(rolling_min(level, MEMORY), AGE)
     warn = min(settings.growth, settings.critical_growth)
-    found = np.select([growth > settings.critical_growth, growth > warn], [Level.CRITICAL, Level.WARN], Level.OK)
+    found = graded(growth > settings.critical_growth, growth > warn)
     return _verdicts(np.where(np.isnan(z_loss), np.nan, growth), found, warn, 1)
 
 
@@ -80,11 +78,13 @@ def _drift(z_loss: Floats, shifted: Floats, level: Floats) -> Verdicts:
     rises = np.stack([lagged(level, leg * LEG) - lagged(level, (leg + 1) * LEG) for leg in range(LEGS)])
     total = level / lagged(level, LEGS * LEG)
     steady = (rises > 3.0 * noise).all(axis=0) & (total > LEG_RISE)
-    return _verdicts(np.where(np.isnan(z_loss), np.nan, total), np.where(steady, Level.WARN, Level.OK), LEG_RISE, 2)
+    return _verdicts(
+        np.where(np.isnan(z_loss), np.nan, total), graded(np.zeros(len(level), np.bool_), steady), LEG_RISE, 2
+    )
 
 
-def _verdicts(value: Floats, level: NDArray[Any], limit: float, reason: int) -> Verdicts:
-    known = np.where(np.isnan(value), Level.UNKNOWN, level).astype(np.int8)
+def _verdicts(value: Floats, level: NDArray[np.int8], limit: float, reason: int) -> Verdicts:
+    known = np.where(np.isnan(value), np.int8(Level.UNKNOWN), level)
     return Verdicts(known, value, np.full(len(value), limit), np.full(len(value), reason, np.int8))
 
 

@@ -289,7 +289,8 @@ def _mixture(signals: Signals, name: str, settings: PlanConformanceSettings) -> 
     for plan, where in _planned(signals, rows, settings):
         planned[where] = plan.share(name.removeprefix(f"{MIXTURE}/"), signals.tokens[rows][where])
     spread = np.clip(share - planned, -1, 1)
-    first = np.searchsorted(rows, rows - MIXTURE_ROWS, side="right")
+    told_before = np.append(0, np.cumsum(signals.columns[name].present))
+    first = told_before[np.maximum(rows - MIXTURE_ROWS + 1, 0)]
     count = sum_since(np.isfinite(spread).astype(np.float64), first)
     enough = np.where(count >= MIXTURE_LEAST, count, np.nan)
     mean = sum_since(spread, first) / enough

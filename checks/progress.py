@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.check import Check, Level, Settings, Verdicts, graded
 from runwatch.checks.signals import Phase, Signals
 from runwatch.checks.windows import Flags, Floats, lagged, rolling_max, rolling_median
 
@@ -89,11 +89,9 @@ def _stall(signals: Signals, settings: ProgressSettings) -> Verdicts:
     budget = _budget(signals, settings)
     training = signals.phase == Phase.TRAIN
     critical = budget + np.where(training, settings.grace_seconds, 0.0)
-    level = np.select(
-        [np.isnan(age), age > critical, age > budget], [Level.UNKNOWN, Level.CRITICAL, Level.WARN], Level.OK
-    )
+    level = graded(age > critical, age > budget, ~np.isnan(age))
     reason = np.where(training, 0, 1).astype(np.int8)
-    return Verdicts(level.astype(np.int8), age, np.where(age > critical, critical, budget), reason)
+    return Verdicts(level, age, np.where(age > critical, critical, budget), reason)
 
 
 def _last_progress(signals: Signals) -> NDArray[np.intp]:
@@ -141,12 +139,11 @@ def step_seconds(signals: Signals) -> Floats:
 def _restarts(signals: Signals, settings: ProgressSettings) -> Verdicts:
     """Attempts begun within the last rows that survive: what a restart superseded is gone from them."""
     attempt = signals.attempt.astype(np.float64)
-    before = rolling_max(-attempt, RESTART_ROWS)
-    restarts = attempt + before
+    restarts = attempt + rolling_max(-attempt, RESTART_ROWS)
     critical = restarts >= settings.restarts
-    level = np.where(critical, Level.CRITICAL, np.where(restarts >= settings.restarts - 1, Level.WARN, Level.OK))
+    level = graded(critical, restarts >= settings.restarts - 1)
     limit = np.where(critical, settings.restarts, settings.restarts - 1).astype(np.float64)
-    return Verdicts(level.astype(np.int8), restarts, limit, np.full(len(signals), 2, np.int8))
+    return Verdicts(level, restarts, limit, np.full(len(signals), 2, np.int8))
 
 
 def _dropped(signals: Signals) -> Verdicts:
