@@ -17,7 +17,7 @@ from runwatch.monitor.audit import AuditRow, broken, read_mirror
 from runwatch.monitor.backtest import backtest
 from runwatch.monitor.card import Card
 from runwatch.monitor.directives import Receipts
-from runwatch.monitor.evaluate import RECENT_ROWS, Judged
+from runwatch.monitor.evaluate import Judged
 from runwatch.monitor.incidents import Incident, after
 from runwatch.monitor.rulebook import CardFile, Rulebook, rulebook, run_name
 from runwatch.monitor.run import RunReader
@@ -39,6 +39,9 @@ from runwatch.rules import (
     evaluate,
     policy_of,
 )
+
+RECENT_ROWS = 1300
+"""About as many as the daemon's context spans: the checks look back over 603 records, and each brings a tick."""
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from runwatch.checks import Change, Check, Phase, Settings, Signals, Verdicts, j
 
 log = logging.getLogger(__name__)
 
-RECENT_ROWS = 2000
-"""Rows that stay at hand for plans, plots and projections even where no check looks back so far."""
+RECENT_ROWS = 512
+"""Rows, ticks included, that stay at hand whatever they carry; of older rows those that a check looks back to."""
 RECENT_CHECKPOINTS = 32
-SLACK_ROWS = 4000
+SLACK_ROWS = 512
 """Rows that may pile up before the context is cut again."""
 
 
@@ -39,18 +39,20 @@ class LiveJudge:
         self.rows = context
         """Context and the block that was judged last."""
         self.errors: dict[str, str] = {}
+        self._joined: tuple[Signals, Signals] | None = None
         self._history = history
         self._trimmed = False
         self._size_when_cut = 0
 
     def judge(self, block: Signals, settings: Mapping[str, Settings], changes: Sequence[Change]) -> Judged:
         """Verdicts of every row of `block`, which follows the accepted rows."""
-        self.rows = self.context
+        self.rows, self._joined = self.context, None
         if not len(block):
             return Judged()
         if self._trimmed and _begins_attempt(self.context, block):
             self.context, self._trimmed = self._history(), False
         self.rows = Signals.concatenate([self.context, block])
+        self._joined = (block, self.rows)
         judged = self._judged(self.rows, settings, changes, len(self.context))
         self.errors = dict(judged.errors)
         return judged
@@ -73,8 +75,9 @@ class LiveJudge:
     def accept(self, block: Signals, settings: Mapping[str, Settings], changes: Sequence[Change]) -> None:
         """`block` is judged and stored: it becomes context, and what nobody looks at any more goes."""
         if len(block):
-            self.context = Signals.concatenate([self.context, block])
-        self.rows = self.context
+            known, joined = self._joined or (None, self.context)
+            self.context = joined if block is known else Signals.concatenate([self.context, block])
+        self.rows, self._joined = self.context, None
         if len(self.context) > self._size_when_cut + SLACK_ROWS and _trains(self.context):
             rows = needed_rows(self.context, self.checks, settings, changes)
             self._trimmed = self._trimmed or len(rows) < len(self.context)
