@@ -22,8 +22,8 @@ with at least 10 samples); `warn_drop` 0.2 and `critical_drop` 0.5 (ratios; the 
 speed, recording `gpt3-15b-h100-slow-windows` 76 %, and 6 % for 8,600 steps, which is no more than a warning);
 `window_records` 16 (observations: eight slow ones in a row are needed, so the first step after a restart, an
 evaluation inside a step each 250, and the 14 steps of 13 to 50 s of a shared node never alarm); `warm_up_steps` 64
-(steps; nanochat recompiles for 60); `slow_share` 0.1 (ratio; a slow node that holds up every sixth step is seen in some 80
-steps; thirteen recordings stay below 0.05); 0.5 % (guess; 2 % in 384 records is 20 % in 4,000).
+(steps; nanochat recompiles for 60); `slow_share` 0.1 (ratio; a slow node that holds up every sixth step is seen in some 70
+steps; all fourteen recordings with step times stay below 0.05); 0.5 % (guess; 2 % in 384 records is 20 % in 4,000).
 
 Does not see: a run that is slow from its first step on without a floor; a hang (`progress`); a decline slower than
 0.5 % in 96 observations; a slow attempt in its first 64 steps; more than 448 observations back.
