@@ -82,7 +82,10 @@ def loss_plot(loss: LossSeries, run: RunFacts) -> RenderableType:
         place(tokens, value, "●")
     axis = f"{'0 %':<{WIDTH // 4}}{'25 %':<{WIDTH // 4}}{'50 %':<{WIDTH // 4}}{'75 %':<{WIDTH // 4 - 5}}100 %"
     lines = [f"{high - (high - low) * n / (HEIGHT - 1):6.2f} {''.join(row)}" for n, row in enumerate(grid)]
-    return Text("\n".join(["loss (nats)   ● run   · registered curve   ░ its 95 % band", *lines, " " * 7 + axis]))
+    plot = Text("\n".join(["loss (nats)   ● run   · registered curve   ░ its 95 % band", *lines, " " * 7 + axis]))
+    for mark, style in (("●", "cyan"), ("·", "yellow"), ("░", "bright_black")):
+        plot.highlight_regex(mark, style)
+    return plot
 
 
 def _columns(loss: LossSeries, budget: float) -> list[tuple[float, float, float, float]]:
