@@ -9,14 +9,14 @@ steps before the loss spiked (BigScience chronicles, 2022-04-12). Marin's ladder
 by z-loss (marin-community/marin issue 8435).
 
 Warns and turns critical when: warns at one record of `outlier_ratio` times the baseline and 6 sigmas; at the second
-record in a row that is up and reaches the ratio's 0.75th power (6.4 of 12) and 5 sigmas; at three in a row twice above
+record in a row that is up and reaches the ratio's 0.62nd power (6.4 of 20) and 5 sigmas; at three in a row twice above
 it; at a level 1.75 times the lowest of the last 500 records (3 times where these span more than 5,000 steps); at 8 of
-10 records above `ceiling`; at 3 skipped steps in 50. Critical at three records in a row of which one reaches the 0.75th
+10 records above `ceiling`; at 3 skipped steps in 50. Critical at three records in a row of which one reaches the 0.62nd
 power, at a level `critical_growth` times the lowest, at 52 of 64 records above the ceiling, at 10 skipped steps in 50.
 The first 100 records of skipped steps only settle the loss scale.
 
-Defaults: `outlier_ratio` 12 (ratio): healthy GPT-2 runs have isolated blips of 3 to 14 times that leave no mark on the
-loss, one above 12 in 38,000 steps (our recordings). `ceiling` 4 (norm): marin issue 8435, from `ceiling_from_step`
+Defaults: `outlier_ratio` 20 (ratio): runs have isolated blips of 3 to 19 times that leave no mark on the loss (our
+GPT-2 and WMT recordings). `ceiling` 4 (norm): marin issue 8435, from `ceiling_from_step`
 1000 (steps) on, since healthy runs start at 15. `critical_growth` 4 (ratio): a guess; Marin's norm doubled over 40,000
 steps without harm (issue 9148). `skipped_steps` 3: Marin's alert (3 in 15 minutes of 18-second steps); fp16 loss scaling
 skips pairs every 100 steps in healthy runs.
@@ -61,7 +61,7 @@ SMALLEST = 0.05  # floor of the log norm's sigma: a run's noise is 0.06 to 0.3
 class GradNormSettings(Settings):
     """How large, how fast, how often."""
 
-    outlier_ratio: float = Field(default=12.0, gt=1, le=1e6)
+    outlier_ratio: float = Field(default=20.0, gt=1, le=1e6)
     """One record this many times the baseline warns. Raise it on runs with many odd batches."""
     critical_growth: float = Field(default=4.0, gt=1, le=1e6)
     """The norm's level over its lowest of 500 records. Raise it and slow explosions are found later."""
@@ -96,7 +96,7 @@ def _outlier(norm: Floats, log_norm: Floats, settings: GradNormSettings) -> Verd
     residual = log_norm - baseline
     sigma = np.maximum(guarded_scale(residual, SCALE, GUARD, EARLIEST), SMALLEST)
     alone = np.maximum(np.log(settings.outlier_ratio), 6.0 * sigma)
-    with_others = np.maximum(0.75 * np.log(settings.outlier_ratio), 5.0 * sigma)
+    with_others = np.maximum(0.62 * np.log(settings.outlier_ratio), 5.0 * sigma)
     up = residual > np.maximum(np.log(2.0), 3.5 * sigma)
     pair, third = lasting(up, 2), lasting(up, 3)
     exploding = third & (rolling_max(residual - with_others, 3) > 0)

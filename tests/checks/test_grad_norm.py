@@ -31,9 +31,9 @@ TABLE = [
         RUN.scale(NORM, 600, 604, BLOOM),
         [(WARN, 601, 601), (CRITICAL, 602, 604)],
     ),
-    Scenario("a blip of 11.9 times", FLAT.put(NORM, 600, 600, 0.3 * 11.9)),
-    Scenario("a blip of 12.1 times", FLAT.put(NORM, 600, 600, 0.3 * 12.1), [(WARN, 600, 600)]),
-    Scenario("a blip of 14 times that is gone", RUN.scale(NORM, 600, 600, 14.0), [(WARN, 600, 600)]),
+    Scenario("a blip of 19.9 times", FLAT.put(NORM, 600, 600, 0.3 * 19.9)),
+    Scenario("a blip of 20.1 times", FLAT.put(NORM, 600, 600, 0.3 * 20.1), [(WARN, 600, 600)]),
+    Scenario("a blip of 30 times that is gone", RUN.scale(NORM, 600, 600, 30.0), [(WARN, 600, 600)]),
     Scenario("a blip of two records", RUN.scale(NORM, 600, 601, 9.0), [(WARN, 601, 601)]),
     Scenario(
         "up three times for good: warns until it is the baseline, and then of the growth",
@@ -76,7 +76,7 @@ TABLE = [
     Scenario("only skipped steps", RUN.only(SKIPPED), [(UNKNOWN, 0, 99), (OK, 100, 799)]),
     Scenario("NaN is another check's", RUN.put(NORM, 600, 604, np.nan)),
     Scenario(
-        "an outlier right after NaN", FLAT.put(NORM, 599, 599, np.nan).put(NORM, 600, 600, 4.0), [(WARN, 600, 600)]
+        "an outlier right after NaN", FLAT.put(NORM, 599, 599, np.nan).put(NORM, 600, 600, 8.0), [(WARN, 600, 600)]
     ),
     Scenario("zero", RUN.put(NORM, 600, 600, 0.0)),
     Scenario("too little history", healthy(15).put(NORM, 12, 14, 3.0)),

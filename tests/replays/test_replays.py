@@ -75,8 +75,6 @@ WANTED = (
     Wanted(EPOCHS, "ladder_deviation", 6490, 8660, warn_by=8660),
     Wanted(UNSTABLE, "ladder_deviation", 400, 9200, critical_by=400),
 )
-PRECURSORS = {WMT: (13300, 23600)}
-"""Steps that the table's evidence names as early signs of the incident that follows."""
 
 
 def declared(file: str) -> Mapping[str, Mapping[str, Any]]:
@@ -150,7 +148,6 @@ def test_outside_of_incidents_nothing_is_critical_and_warnings_are_rare(file: st
     for wanted in (one for one in WANTED if one.file == file):
         rows = rows_of(wanted, result.loaded.signals)
         explained[rows[0] : rows[-1] + 1] = True
-    explained |= np.isin(result.loaded.signals.step, PRECURSORS.get(file, ()))
     extra = [one for one in result.incidents if not explained[one.first : one.last + 1].any()]
     told = [f"{one.check} {one.level.name} {one.first_step} to {one.last_step}: {one.message}" for one in extra]
     assert not [line for line, one in zip(told, extra, strict=True) if one.level is Level.CRITICAL]
