@@ -34,6 +34,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from runwatch.checks.check import Check, Level, Settings, Verdicts, graded
@@ -207,7 +208,7 @@ def _stair(loss: Floats) -> tuple[Floats, Floats]:
     return np.minimum(step - usual, new_low), np.maximum(0.035, 4.5 * scale)
 
 
-def _verdicts(value: Floats, level: Floats, limit: Floats, reason: Floats, known: Flags) -> Verdicts:
+def _verdicts(value: Floats, level: NDArray[np.int8], limit: Floats, reason: Floats, known: Flags) -> Verdicts:
     return Verdicts(np.where(known, level, Level.UNKNOWN).astype(np.int8), value, limit, reason.astype(np.int8))
 
 
