@@ -19,6 +19,9 @@ import orjson
 
 QUEUE_RECORDS = 4096
 SEGMENT_BYTES = 64 << 20
+FLUSH_SECONDS = 0.05
+"""The writer looks at the queue this often, and at once when a phase is entered: what lies before a checkpoint must be on disk
+before the checkpoint is. Waking it at each step would let it take the interpreter lock from the step."""
 RETRY_SECONDS = 0.5
 """How long the writer rests after the disk refused."""
 
@@ -80,7 +83,8 @@ class Telemetry:
         if phase == "train":
             record["telemetry/dropped_records"] = self.dropped
         self._queue.append(record)
-        self._wake.set()
+        if phase != "train":
+            self._wake.set()
 
     def close(self, timeout: float = 5.0) -> None:
         """Write out what is queued, waiting at most `timeout` seconds."""
@@ -90,15 +94,15 @@ class Telemetry:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(1.0)
+            self._wake.wait(FLUSH_SECONDS)
             self._wake.clear()
+            closing = self._closing  # read before the last look at the queue
             written = self._drain()
-            if self._closing and (not self._queue or not written):
+            if closing:
                 self._file.close()
                 return
             if not written:
                 time.sleep(RETRY_SECONDS)
-                self._wake.set()
 
     def _drain(self) -> bool:
         """Write what is queued; False when the disk refused. A record leaves the queue only once it is written."""
