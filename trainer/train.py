@@ -10,7 +10,6 @@ interrupted after a checkpoint (start again).
 import argparse
 import dataclasses
 import importlib.util
-import math
 import os
 import shutil
 import signal
@@ -68,8 +67,6 @@ def flops_per_token(card: Card) -> float:
 class Loop:
     """All that changes while a run trains."""
 
-    card: Card
-    run_dir: Path
     plan: PlanState
     state: State
     step: int = 0
@@ -83,9 +80,9 @@ class Trainer:
 
     def __init__(self, card: Card, run_dir: Path, fault_list: tuple[faults.Fault, ...], wandb: Mode | None) -> None:
         self.card, self.run_dir = card, run_dir
-        self.attempt = next_attempt(run_dir / "telemetry")
-        self.faults = faults.Faults(fault_list, int(self.attempt[1:]))
-        self.telemetry = Telemetry(run_dir / "telemetry", self.attempt, clock=self.faults.clock)
+        attempt = next_attempt(run_dir / "telemetry")
+        self.faults = faults.Faults(fault_list, int(attempt[1:]))
+        self.telemetry = Telemetry(run_dir / "telemetry", attempt, clock=self.faults.clock)
         config = {**dataclasses.asdict(card.model), **dataclasses.asdict(card.plan), "card_hash": card.hash}
         self.wandb = WandbLog(run_dir / "wandb", run_dir.name, config, wandb) if wandb else None
         self.control = control.Control(run_dir)
@@ -95,9 +92,8 @@ class Trainer:
         self.evaluate = make_evaluation(card.model)
         self.steps: dict[float, Any] = {}
         self.interrupted = False
-        self.last_eval = math.nan
         self.answers: list[dict[str, Any]] = []  # every receipt of the run, kept in each checkpoint
-        self.loop = Loop(card, run_dir, declared_plan(card), initial_state(card.model, self.rates, card.seed))
+        self.loop = Loop(declared_plan(card), initial_state(card.model, self.rates, card.seed))
 
     def _rates(self) -> Rates:
         plan = self.card.plan
@@ -237,10 +233,10 @@ class Trainer:
         self.emit("eval")
         self.faults.wait(self.loop.step, "eval")
         tokens = self.order.held_out(self.card.plan.context_length, self.card.plan.eval.sequences)
-        self.last_eval = float(self.evaluate(self.loop.state.params, self.loop.state.router_bias, tokens))
-        self.emit("eval", {"eval/loss": self.last_eval})
+        metrics = {"eval/loss": float(self.evaluate(self.loop.state.params, self.loop.state.router_bias, tokens))}
+        self.emit("eval", metrics)
         if self.wandb:
-            self.wandb.log(self.loop.step, {"eval/loss": self.last_eval})
+            self.wandb.log(self.loop.step, metrics)
 
     def save(self) -> None:
         """Write a checkpoint, in phase `checkpoint`; one that fails is told and training goes on.
