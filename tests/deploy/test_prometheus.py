@@ -75,7 +75,8 @@ def test_a_daemon_that_is_gone_is_paged_by_the_real_chain(
     server = prometheus(tmp_path / "prometheus.yml")
 
     eventually(lambda: {request.path for request in collector.requests} == {"/page", "/dead-man"})
-    [page] = [json.loads(request.body) for request in collector.requests if request.path == "/page"]
-    assert page["groupLabels"]["alertname"] == "RunwatchDaemonGone"
+    pages = [json.loads(request.body) for request in collector.requests if request.path == "/page"]
+    # On a busy machine Alertmanager may page again, once its short alert has timed out before Prometheus sends it anew.
+    assert {page["groupLabels"]["alertname"] for page in pages} == {"RunwatchDaemonGone"}
     health = httpx.get(f"{server.url}/api/v1/rules").json()["data"]["groups"]
     assert {rule["health"] for group in health for rule in group["rules"]} == {"ok"}
