@@ -135,7 +135,7 @@ class Verdicts:
             return Verdicts.unknown(length)
         if len(rows) == length:
             return observed
-        early, counts = int(rows[0]), np.diff(rows, append=length)
+        early, counts = int(rows[0]), np.append(rows[1:], length) - rows
         return Verdicts(
             _spread(observed.level, early, counts, Level.UNKNOWN),
             _spread(observed.value, early, counts, np.nan),
@@ -148,7 +148,7 @@ def graded(
     critical: NDArray[np.bool_], warn: NDArray[np.bool_], known: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int8]:
     """The level of each observation (shape T): UNKNOWN where not `known`, else the worst that is set."""
-    level = np.maximum(critical * np.int8(Level.CRITICAL), warn * np.int8(Level.WARN))
+    level = np.where(critical, np.int8(Level.CRITICAL), warn.view(np.int8) * np.int8(Level.WARN))
     return level if known is None else np.where(known, level, np.int8(Level.UNKNOWN))
 
 

@@ -35,7 +35,7 @@ from pydantic import Field
 from runwatch.checks.check import Check, Level, Settings, Verdicts, graded
 from runwatch.checks.progress import step_seconds
 from runwatch.checks.signals import Phase, Signals
-from runwatch.checks.windows import Floats, lagged, rolling_max, rolling_median
+from runwatch.checks.windows import Floats, growth, lagged, rolling_max, rolling_median
 
 Rows = NDArray[np.intp]
 NAME, EVALUATIONS = "checkpoint/step", "eval/loss"
@@ -101,7 +101,7 @@ def _seconds_per_step(signals: Signals) -> Floats:
     """Median over the last rows, from train record to train record."""
     rows = np.flatnonzero(~signals.tick)
     steps = np.full(len(signals), np.nan)
-    steps[rows] = np.diff(signals.step[rows].astype(np.float64), prepend=np.nan)
+    steps[rows] = growth(signals.step[rows])
     return rolling_median(step_seconds(signals) / np.where(steps > 0, steps, np.nan), PRESENT, 1)
 
 
@@ -114,7 +114,7 @@ def _silence(signals: Signals) -> Floats:
 
 def _cadence(marks: Floats) -> Floats:
     """The usual distance of checkpoints, at each of them; NaN before the third."""
-    distance = np.diff(marks, prepend=np.nan)
+    distance = growth(marks)
     return rolling_median(np.where(distance > 0, distance, np.nan), CADENCE, 2)
 
 

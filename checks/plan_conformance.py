@@ -42,6 +42,7 @@ from runwatch.checks.check import Check, Settings, Verdicts, graded
 from runwatch.checks.signals import Phase, Signals
 from runwatch.checks.windows import (
     Floats,
+    growth,
     lagged,
     rolling_count,
     rolling_median,
@@ -161,16 +162,15 @@ def _planned(signals: Signals, rows: Rows, settings: PlanConformanceSettings) ->
 
 def _order(signals: Signals, rows: Rows) -> list[Judged]:
     """Steps and tokens within an attempt, and jumps of the step number across attempts too."""
-    steps = signals.step[rows].astype(np.float64)
-    same = np.diff(signals.attempt[rows], prepend=-1) == 0
-    gained = np.diff(steps, prepend=np.nan)
+    same = growth(signals.attempt[rows]) == 0
+    gained = growth(signals.step[rows])
     back = same & (gained < 0)
     usual = lagged(rolling_median(gained, TYPICAL, 8), 1)
     jump = np.maximum(10 * usual, LEAST_JUMP)
     ahead = gained > jump
     level = graded(back, ahead)
     by_step = _judged(rows, level, gained, np.where(back, 0.0, jump), np.where(back, 0, 1))
-    tokens = np.diff(signals.tokens[rows], prepend=np.nan)
+    tokens = growth(signals.tokens[rows])
     lost = same & (tokens < 0)
     return [by_step, _judged(rows, graded(lost, lost), tokens, np.zeros(len(rows)), 2)]
 
@@ -219,8 +219,8 @@ def _off_plan(
 
 def _growth_per_step(signals: Signals, rows: Rows, values: Floats) -> Floats:
     """Growth of a cumulative quantity per step; NaN at the first record and where the step does not grow."""
-    steps = np.diff(signals.step[rows].astype(np.float64), prepend=np.nan)
-    return np.diff(values, prepend=np.nan) / np.where(steps > 0, steps, np.nan)
+    steps = growth(signals.step[rows])
+    return growth(values) / np.where(steps > 0, steps, np.nan)
 
 
 def _position(signals: Signals) -> Judged:
@@ -229,8 +229,8 @@ def _position(signals: Signals) -> Judged:
     position = usable(signals.values(POSITION))
     kept = np.isfinite(position)
     rows, position = rows[kept], position[kept]
-    steps = np.diff(signals.step[rows].astype(np.float64), prepend=np.nan)
-    grown, tokens = np.diff(position, prepend=np.nan), np.diff(signals.tokens[rows], prepend=np.nan)
+    steps = growth(signals.step[rows])
+    grown, tokens = growth(position), growth(signals.tokens[rows])
     batch = grown / np.where(steps > 0, steps, np.nan)
     previous, usual = lagged(batch, 1), lagged(rolling_median(batch, TYPICAL, 1), 1)
     per_token = lagged(grown / np.where(tokens > 0, tokens, np.nan), 1)
@@ -305,7 +305,7 @@ def _mixture(signals: Signals, name: str, settings: PlanConformanceSettings) -> 
 def _judged(
     rows: Rows, level: NDArray[np.int8], value: Floats, limit: Floats, reason: int | NDArray[np.int64]
 ) -> Judged:
-    reasons = np.broadcast_to(np.asarray(reason, np.int8), len(rows))
+    reasons = np.full(len(rows), reason, np.int8) if isinstance(reason, int) else reason.astype(np.int8)
     return Verdicts(level, value, limit, reasons), rows
 
 

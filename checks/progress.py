@@ -45,7 +45,7 @@ from pydantic import Field
 
 from runwatch.checks.check import Check, Level, Settings, Verdicts, graded
 from runwatch.checks.signals import Phase, Signals
-from runwatch.checks.windows import Flags, Floats, lagged, rolling_max, rolling_median
+from runwatch.checks.windows import Flags, Floats, growth, lagged, rolling_max, rolling_median
 
 DROPPED = "telemetry/dropped_records"
 OWN = "plan/token_budget"
@@ -127,9 +127,9 @@ def _announced(signals: Signals) -> Flags:
 def step_seconds(signals: Signals) -> Floats:
     """Seconds from one train record to the next with no other record between them; NaN elsewhere."""
     real = np.flatnonzero(~signals.tick)
-    seconds = np.diff(signals.time[real], prepend=np.nan)
+    seconds = growth(signals.time[real])
     trains = (signals.phase[real] == Phase.TRAIN).astype(np.float64)
-    same = np.diff(signals.attempt[real], prepend=-1) == 0
+    same = growth(signals.attempt[real]) == 0
     timed = same & (trains > 0) & (lagged(trains, 1) > 0) & (seconds >= 0)
     result = np.full(len(signals), np.nan)
     result[real] = np.where(timed, seconds, np.nan)
@@ -148,7 +148,7 @@ def _restarts(signals: Signals, settings: ProgressSettings) -> Verdicts:
 
 def _dropped(signals: Signals) -> Verdicts:
     rows, total = signals.observed(DROPPED), signals.values(DROPPED)
-    more = np.diff(total, prepend=np.nan)
+    more = growth(total)
     lost: Flags = rolling_max(np.where(more > 0, 1.0, 0.0), DROPPED_FOR) > 0
     level = np.where(lost, Level.WARN, Level.OK).astype(np.int8)
     observed = Verdicts(level, total, np.zeros(len(rows)), np.full(len(rows), 3, np.int8))

@@ -413,6 +413,10 @@ VOCABULARY: Mapping[str, Signal] = _table(
     Signal("plan/token_budget", "tokens", "token budget in force"),
     Signal("plan/decay_start_tokens", "tokens", "where the learning-rate decay begins"),
     Signal("plan/lr_scale", "1", "product of all scale_lr actions"),
+    Signal("plan/z_loss_weight", "1", "logit z-loss weight of the step"),
+    Signal("plan/capacity_factor", "1", "expert capacity factor of the step"),
+    Signal("plan/balance_rate", "1", "size of the step's router-bias update"),
+    Signal("plan/context_length", "tokens", "length of the step's sequences"),
     Signal("telemetry/dropped_records", "records", "records that the telemetry writer gave up, cumulative"),
 )
 FAMILIES: Mapping[str, Signal] = _table(

@@ -45,6 +45,7 @@ from runwatch.checks.signals import Signals
 from runwatch.checks.windows import (
     Flags,
     Floats,
+    growth,
     lagged,
     rolling_count,
     rolling_max,
@@ -121,8 +122,8 @@ def _median(speed: Floats, settings: ThroughputSettings) -> Floats:
 def _work(signals: Signals, rows: Rows) -> Floats:
     """Tokens per step at each observation; 1 where tokens are not told, NaN where they or the steps do not grow."""
     tokens = signals.tokens[rows]
-    steps = np.diff(signals.step[rows].astype(np.float64), prepend=np.nan)
-    grown = np.diff(tokens, prepend=np.nan)
+    steps = growth(signals.step[rows])
+    grown = growth(tokens)
     told = np.where((steps > 0) & (grown > 0), grown / np.where(steps > 0, steps, 1), np.nan)
     return np.where(np.isfinite(tokens), told, 1.0)
 

@@ -7,6 +7,7 @@ bounded in observations.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import bottleneck as bn
 import numpy as np
@@ -32,8 +33,17 @@ def usable(values: Floats) -> Floats:
 
 def lagged(values: Floats, by: int) -> Floats:
     """`values` from `by` observations ago; NaN where there are none."""
-    result = np.full(len(values), np.nan)
+    result = np.empty(len(values))
+    result[:by] = np.nan
     result[by:] = values[: max(len(values) - by, 0)]
+    return result
+
+
+def growth(values: NDArray[Any]) -> Floats:
+    """Each value less the one before it; NaN at the first."""
+    result = np.empty(len(values))
+    result[:1] = np.nan
+    np.subtract(values[1:], values[:-1], out=result[1:])
     return result
 
 
