@@ -6,10 +6,11 @@ A custom collector: a run that is no longer watched vanishes, and nothing is kep
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
+from prometheus_client import ProcessCollector
 from prometheus_client.core import (
     CollectorRegistry,
     CounterMetricFamily,
@@ -21,13 +22,29 @@ from prometheus_client.exposition import generate_latest
 
 from runwatch.checks import Level, Phase
 from runwatch.checks.signals import FAMILIES, VOCABULARY
+from runwatch.monitor.rulebook import Rulebook
 from runwatch.monitor.series import latest
 from runwatch.monitor.watch import Watch
-from runwatch.rules import AlertState, NodeState
+from runwatch.rules import AlertState, Execution, NodeState, all_nodes
 
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 MOST_SIGNALS = 200
 """Sources of a mixture are exported up to this many, so that a run stays below 2,000 series."""
+
+
+def plan_times(executions: Iterable[Execution]) -> dict[tuple[str, str, str], float]:
+    """When (Unix seconds) the newest execution of each node reached its states, by node, plan and state."""
+    found: dict[tuple[str, str, str], float] = {}
+    for one in {execution.node: execution for execution in executions}.values():
+        marks = {
+            one.state.value: one.ended,
+            "proposed": one.proposed,
+            "approved" if one.requested else one.state.value: one.decided,
+            "requested": one.requested,
+            "acknowledged": one.acknowledged,
+        }
+        found |= {(one.node, one.plan, state): mark.time for state, mark in marks.items() if mark is not None}
+    return found
 
 
 @dataclass
@@ -62,6 +79,7 @@ class Collector:
         self.counts = counts
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
+        ProcessCollector(registry=self.registry)
 
     def text(self) -> bytes:
         """The metrics in the Prometheus text format."""
@@ -73,6 +91,7 @@ class Collector:
         info.add_metric([version("runwatch")], 1)
         yield info
         yield from self._checks()
+        yield from self._settings()
         yield from self._run()
         yield from self._signals()
         yield from self._plans()
@@ -114,6 +133,24 @@ class Collector:
         errors = {(name,): float(self.watch.check_errors[name]) for name in alerts}
         yield self._counter("check_errors", "Evaluations that raised.", errors, "check")
 
+    def _settings(self) -> Iterator[Metric]:
+        book = self.watch.outcome.rulebook if self.watch.outcome else Rulebook({})
+        settings = {
+            (check, name): float(value)
+            for check, one in book.checks.items()
+            for name, value in one
+            if isinstance(value, int | float)
+        }
+        yield self._gauge("check_setting", "A setting of a check, as it is in force.", settings, "check", "setting")
+        windows = {name: all_nodes()[name].window(rules) for name, rules in book.nodes.items()}
+        bounds = {
+            (name, bound): min(fraction, 1.0)
+            for name, window in windows.items()
+            for bound, fraction in zip(("begin", "end"), window, strict=True)
+        }
+        text = "Between which fractions of the token budget the node may fire."
+        yield self._gauge("node_window_ratio", text, bounds, "node", "bound")
+
     def _run(self) -> Iterator[Metric]:
         status = self.watch.status
         if status is None:
@@ -126,6 +163,8 @@ class Collector:
         single = {
             "run_tokens": ("Tokens trained on so far.", run["tokens"]),
             "run_token_budget": ("Token budget in force.", run["token_budget"]),
+            "run_tokens_per_second": ("Sustained speed, restarts included.", run["tokens_per_second"]),
+            "run_end_timestamp_seconds": ("When the budget is trained at the sustained speed.", run["eta"]),
             "last_record_timestamp_seconds": ("Time of the newest record, by the trainer's clock.", run["time"]),
         }
         for name, (text, value) in single.items():
@@ -149,6 +188,9 @@ class Collector:
         executions = Counter((one.node, one.state.value) for one in (outcome.executions if outcome else ()))
         counted = {key: float(count) for key, count in executions.items()}
         yield self._gauge("plan_executions", "Executions of its plan by state.", counted, "node", "state")
+        reached = plan_times(outcome.executions if outcome else ())
+        text = "When the newest execution of the node's plan reached the state."
+        yield self._gauge("plan_state_timestamp_seconds", text, reached, "node", "plan", "state")
         enabled = self.watch.status["plans_enabled"] if self.watch.status else True
         yield self._gauge("plans_enabled", "0 after `runwatch plan disable`.", {(): float(enabled)})
 
@@ -176,7 +218,9 @@ class Collector:
 
     def _jobs(self) -> Iterator[Metric]:
         for name, counted in (("job_errors", self.counts.job_errors), ("job_missed", self.counts.job_missed)):
-            family = CounterMetricFamily(f"runwatch_{name}", "Scheduled jobs, by what became of them.", labels=["job"])
+            family = CounterMetricFamily(
+                f"runwatch_{name}", "Scheduled jobs, by what became of them.", labels=["job_id"]
+            )
             for job, count in counted.items():
                 family.add_metric([job], count)
             yield family

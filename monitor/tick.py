@@ -59,6 +59,7 @@ class Outcome:
     executions: tuple[Execution, ...] = ()
     messages: tuple[Message, ...] = ()
     world: World | None = None
+    rulebook: Rulebook = field(default_factory=lambda: Rulebook({}))
 
 
 def conclude(now: Snapshot) -> Outcome:
@@ -83,6 +84,7 @@ def conclude(now: Snapshot) -> Outcome:
         executions=tuple({**known, **news}.values()),
         messages=tuple(messages),
         world=world,
+        rulebook=now.rulebook,
     )
 
 

@@ -250,7 +250,7 @@ def test_the_metrics_are_the_documented_ones_and_few(served: tuple[Daemon, str])
     documented = {
         line.split("`")[1].removesuffix("_total")
         for line in (ROOT / "docs" / "metrics.md").read_text().splitlines()
-        if line.startswith("| `runwatch_")
+        if line.startswith(("| `runwatch_", "| `process_"))
     }
     assert set(families) == documented
     assert sum(len(family.samples) for family in families.values()) < 2000
