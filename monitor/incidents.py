@@ -18,12 +18,17 @@ from runwatch.rules import Alert, AlertState, Moment, NodeState, NodeVerdict, Re
 from runwatch.rules.plan import Record
 
 PLOT_ROWS = 300
+EDIT_SECONDS = (60.0, 900.0)
+"""Least and most time between two edits of a firing incident's words; in between a tenth of its age, so that a message
+that stays open for a day is edited a hundred times and not a thousand."""
 
 OPENS = (Reason.FIRED, Reason.ESCALATED, Reason.EASED, Reason.RESOLVED)
 
 
 class Incident(Record):
-    """One life of an alert. Times in Unix seconds; `told` is the state and severity that people know of."""
+    """One life of an alert. Times in Unix seconds; `told` is the state and severity that people know of, `words` what they read
+    of it at `told_at`.
+    """
 
     id: str
     check: str
@@ -38,6 +43,8 @@ class Incident(Record):
     opened: float
     resolved: float | None = None
     told: str | None = None
+    told_at: float = 0.0
+    words: str = ""
 
     @property
     def open(self) -> bool:
@@ -93,6 +100,8 @@ def _changed(incident: Incident | None, key: str, transition: Transition, now: f
         opened=incident.opened if incident else _seconds(alert.fired or at, now),
         resolved=_seconds(at, now) if resolved else None,
         told=incident.told if incident else None,
+        told_at=incident.told_at if incident else 0.0,
+        words=incident.words if incident else "",
     )
 
 
@@ -104,10 +113,14 @@ def refreshed(incident: Incident, alert: Alert) -> Incident:
     return incident.model_copy(update=update)
 
 
-def to_tell(incident: Incident, inhibited: frozenset[str]) -> Kind | None:
-    """The message that is due now, if any."""
-    if incident.standing == incident.told or incident.check in inhibited:
+def to_tell(incident: Incident, inhibited: frozenset[str], now: float) -> Kind | None:
+    """The message that is due at `now` (Unix seconds), if any; `incident_value` where the words may be told anew."""
+    if incident.check in inhibited:
         return None
+    if incident.standing == incident.told:
+        least, most = EDIT_SECONDS
+        pause = min(max(least, 0.1 * (now - incident.opened)), most)
+        return "incident_value" if incident.state == "firing" and now - incident.told_at >= pause else None
     if incident.state == "resolved":
         return "incident_resolved" if incident.told else None
     return "incident_updated" if incident.told else "incident_opened"
@@ -159,6 +172,11 @@ def payload(incident: Incident, check: Check, verdicts: Verdicts | None, around:
         "links": {"runbook": f"{around.links['status']}runbooks/{incident.check}", **around.links},
         "series": series(incident, check, verdicts, around.recent),
     }
+
+
+def words_of(body: IncidentPayload) -> str:
+    """What people read that may change while state and severity stay: two equal ones need no second message."""
+    return "\n".join((body["what"], body["certainty"], body["plan"]))
 
 
 def unit_of(check: Check) -> str:

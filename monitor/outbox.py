@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sql
 
-from runwatch.monitor.notify import KEEP_RESOLVED_SECONDS, Message, Notifier, SendError
+from runwatch.monitor.notify import KEEP_RESOLVED_SECONDS, Kind, Message, Notifier, SendError
 from runwatch.monitor.schema import OUTBOX, REMEMBERED
 from runwatch.monitor.store import Store, Transaction
 
@@ -24,7 +24,14 @@ MOST_BACKOFF_SECONDS = 300.0
 DEADLINES: Mapping[str, float] = {"deadman": 120.0, "digest": 3600.0}
 """Seconds after which a message is given up; a day for what is not named."""
 DAY_SECONDS = 86_400.0
-
+OUTDATES: Mapping[Kind, tuple[Kind, ...]] = {
+    "incident_value": ("incident_value",),
+    "incident_updated": ("incident_updated", "incident_value"),
+    "incident_resolved": ("incident_updated", "incident_value"),
+}
+"""Kinds of waiting messages that a newer one of the same subject replaces."""
+REPEATED: frozenset[Kind] = frozenset({"incident_value", "digest", "deadman"})
+"""Kinds that come again and again: of those that were sent only the newest is kept."""
 
 OLD_SECONDS = 600.0
 """A message that has waited this long is a condition of the daemon."""
@@ -51,11 +58,13 @@ class Outbox:
         return bool(tx.connection.scalar(sql.select(OUTBOX.c.id).where(_of(tx, notifier), OUTBOX.c.key == key)))
 
     def _drop_outdated(self, tx: Transaction, notifier: str, message: Message) -> None:
-        """An update that nobody has tried to send yet is replaced by the newer one."""
-        waits = sql.and_(OUTBOX.c.subject == message.subject, OUTBOX.c.state == "pending", OUTBOX.c.attempts == 0)
-        update = OUTBOX.c.kind == "incident_updated"
-        if message.kind in {"incident_updated", "incident_resolved"}:
-            tx.connection.execute(sql.delete(OUTBOX).where(_of(tx, notifier), waits, update))
+        """What the message makes needless goes: an update that nobody has tried to send yet, and sent repetitions."""
+        ours = sql.and_(_of(tx, notifier), OUTBOX.c.subject == message.subject)
+        waits = sql.and_(OUTBOX.c.state == "pending", OUTBOX.c.attempts == 0)
+        outdated = sql.and_(waits, OUTBOX.c.kind.in_(OUTDATES.get(message.kind, ())))
+        if message.kind in REPEATED:
+            outdated = sql.or_(outdated, sql.and_(OUTBOX.c.state == "sent", OUTBOX.c.kind == message.kind))
+        tx.connection.execute(sql.delete(OUTBOX).where(ours, outdated))
 
     def deliver(self, name: str) -> int:
         """Send everything that is due for one notifier; how many messages went out."""

@@ -137,13 +137,17 @@ def _tell(
     told: dict[str, Incident] = {}
     messages: list[Message] = []
     for key, incident in current.items():
-        kind = incidents.to_tell(incident, held_back)
+        kind = incidents.to_tell(incident, held_back, now.now)
         told[key] = incident
-        if kind is not None:
-            told[key] = incident.model_copy(update={"told": incident.standing})
-            body = incidents.payload(
-                incident, all_checks()[incident.check], now.judged.verdicts.get(incident.check), around
-            )
-            name = f"{now.run}/{key}/{incident.standing.replace(' ', '-')}"
-            messages.append(Message(name, kind, key, now.run, now.now, dict(body), incidents.alert_text(body)))
+        if kind is None:
+            continue
+        verdicts = now.judged.verdicts.get(incident.check)
+        body = incidents.payload(incident, all_checks()[incident.check], verdicts, around)
+        words = incidents.words_of(body)
+        told[key] = incident.model_copy(update={"told": incident.standing, "told_at": now.now, "words": words})
+        if kind == "incident_value" and words == incident.words:
+            continue
+        event = f"value-{now.now:.0f}" if kind == "incident_value" else incident.standing.replace(" ", "-")
+        name = f"{now.run}/{key}/{event}"
+        messages.append(Message(name, kind, key, now.run, now.now, dict(body), incidents.alert_text(body)))
     return told, messages

@@ -16,12 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 Kind = Literal[
     "incident_opened",
     "incident_updated",
+    "incident_value",
     "incident_resolved",
     "plan_proposed",
     "plan_updated",
     "digest",
     "deadman",
 ]
+"""`incident_value`: nothing but what an incident says has moved; for media that can edit a message."""
 Severity = Literal["warning", "critical"]
 KEEP_RESOLVED_SECONDS = 900.0
 """How long a resolution is re-sent to a notifier with `refresh_seconds` (Prometheus: 15 minutes)."""

@@ -15,7 +15,9 @@ import orjson
 from runwatch.monitor.notify import AlertmanagerConfig, Kind, Message, Notifier, SendError, Sent
 from runwatch.monitor.notify.post import post
 
-KINDS: frozenset[Kind] = frozenset({"incident_opened", "incident_updated", "incident_resolved", "deadman"})
+KINDS: frozenset[Kind] = frozenset(
+    {"incident_opened", "incident_updated", "incident_value", "incident_resolved", "deadman"}
+)
 RESENDS_TO_EXPIRY = 4
 """Missed re-sends before an alert resolves by itself (Prometheus: 4 intervals)."""
 SHORTEST_LIFE_SECONDS = 900.0

@@ -22,7 +22,15 @@ from runwatch.monitor.notify.plots import plot
 from runwatch.monitor.notify.slack_approvals import Approvals
 
 KINDS: frozenset[Kind] = frozenset(
-    {"incident_opened", "incident_updated", "incident_resolved", "plan_proposed", "plan_updated", "digest"}
+    {
+        "incident_opened",
+        "incident_updated",
+        "incident_value",
+        "incident_resolved",
+        "plan_proposed",
+        "plan_updated",
+        "digest",
+    }
 )
 TRANSIENT = frozenset({"ratelimited", "internal_error", "fatal_error", "service_unavailable", "request_timeout"})
 GONE = frozenset({"message_not_found", "cant_update_message", "edit_window_closed"})
@@ -110,8 +118,11 @@ class Slack:
             self._reply(message, memory, payload["state"], payload["summary"], self._mentions(message))
 
     def _mentions(self, message: Message) -> str:
-        """Only what is critical and not over calls people."""
-        calls = message.kind != "incident_resolved" and message.payload.get("severity") == "critical"
+        """Only what is new, critical and not over calls people."""
+        calls = (
+            message.kind not in ("incident_resolved", "incident_value")
+            and message.payload.get("severity") == "critical"
+        )
         return " ".join(map(_mention, self.config.mentions)) if calls else ""
 
     def _show(self, message: Message, memory: Memory, render: Callable[[str], Blocks]) -> None:

@@ -1,12 +1,16 @@
-"""Approve and Reject by button over Socket Mode: for named people, and twice for what cannot be taken back."""
+"""Approve and Reject by button over Socket Mode: for named people, with a reason, and twice for what cannot be taken back.
+
+A press opens a dialog that asks for the reason; where an approval cannot be taken back, the answer to it opens a second
+one. What was asked travels in the dialog itself (`private_metadata`), so a restart in between loses nothing.
+"""
 
 import logging
 import threading
-import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import orjson
 from slack_sdk import WebClient
 from slack_sdk.errors import SlackClientError
 from slack_sdk.socket_mode import SocketModeClient
@@ -15,40 +19,37 @@ from slack_sdk.socket_mode.request import SocketModeRequest
 from slack_sdk.socket_mode.response import SocketModeResponse
 
 from runwatch.monitor.notify import Decide, SlackConfig
-from runwatch.monitor.notify.slack_blocks import confirmation, escape, section
+from runwatch.monitor.notify import slack_blocks as blocks
 
 LOG = logging.getLogger(__name__)
-CONFIRM_WITHIN_SECONDS = 120.0
 RECONNECT_SECONDS = (1.0, 60.0)
 PING_SECONDS = 2.0
 """The client gives a cut connection up after five failed pings, so a cut costs ten seconds."""
+Meaning = Literal["stranger", "unknown", "ask_reason", "ask_again", "approve", "reject"]
+STRANGER = "You are not on the list of people who may decide on plans of this run (`approvers`)."
+UNKNOWN = "This button is not known any more."
 
 
 @dataclass(frozen=True)
-class Press:
-    """One press of a button. `asked` is when (seconds) this person was asked to confirm this execution, if ever."""
+class Answer:
+    """What a person did: pressed the button `verb`, or sent the dialog `dialog` (reason, confirm) that it opened."""
 
     user: str
     verb: str
-    asked: float | None
+    dialog: str | None = None
 
 
-def judge(press: Press, approvers: Collection[str], now: float) -> str:
-    """What a press means: approve, reject, ask, cancel, or why it is refused (stranger, late, unknown)."""
-    if press.user not in approvers:
+def judge(answer: Answer, approvers: Collection[str]) -> Meaning:
+    """What `answer` leads to."""
+    if answer.user not in approvers:
         return "stranger"
-    if press.verb == "confirm":
-        in_time = press.asked is not None and now - press.asked <= CONFIRM_WITHIN_SECONDS
-        return "approve" if in_time else "late"
-    return press.verb if press.verb in ("approve", "reject", "ask", "cancel") else "unknown"
-
-
-REFUSALS = {
-    "stranger": "You are not on the list of people who may decide on plans of this run (`approvers`).",
-    "late": f"A confirmation counts for {CONFIRM_WITHIN_SECONDS:.0f} seconds after Approve: press Approve again.",
-    "unknown": "This button is not known any more.",
-    "cancel": "Nothing was decided.",
-}
+    if answer.verb not in blocks.VERBS or answer.dialog not in (None, "reason", "confirm"):
+        return "unknown"
+    if answer.dialog is None:
+        return "ask_reason"
+    if answer.verb == "approve_twice" and answer.dialog == "reason":
+        return "ask_again"
+    return "reject" if answer.verb == "reject" else "approve"
 
 
 class Approvals:
@@ -57,7 +58,6 @@ class Approvals:
     def __init__(self, config: SlackConfig, web: WebClient, decide: Decide) -> None:
         self._approvers = frozenset(config.approvers)
         self._web, self._decide = web, decide
-        self._asked: dict[tuple[str, str], float] = {}
         self._closing = threading.Event()
         token = "" if config.app_token is None else config.app_token.get_secret_value()
         self._socket = SocketModeClient(app_token=token, web_client=web, concurrency=1, ping_interval=PING_SECONDS)
@@ -85,30 +85,49 @@ class Approvals:
                 return
 
     def _on_request(self, client: BaseSocketModeClient, request: SocketModeRequest) -> None:
-        client.send_socket_mode_response(SocketModeResponse(envelope_id=request.envelope_id))
+        """Acknowledge within Slack's three seconds; the acknowledgement of a dialog carries what it shows next."""
         payload = request.payload
-        if request.type != "interactive" or payload.get("type") != "block_actions":
+        submitted = request.type == "interactive" and payload.get("type") == "view_submission"
+        view = self._on_dialog(payload) if submitted else None
+        then = None if view is None else {"response_action": "update", "view": view}
+        client.send_socket_mode_response(SocketModeResponse(envelope_id=request.envelope_id, payload=then))
+        if request.type == "interactive" and payload.get("type") == "block_actions":
+            for action in payload["actions"]:
+                self._on_press(payload, action["action_id"], action.get("value", ""))
+
+    def _on_press(self, payload: Mapping[str, Any], verb: str, execution_id: str) -> None:
+        meaning = judge(Answer(payload["user"]["id"], verb), self._approvers)
+        if meaning != "ask_reason":
+            self._tell(payload, STRANGER if meaning == "stranger" else UNKNOWN)
             return
-        for action in payload["actions"]:
-            self._on_press(payload, action["action_id"], action.get("value", ""))
+        try:
+            self._web.views_open(
+                trigger_id=payload["trigger_id"], view=blocks.ask_reason(blocks.Order(execution_id, verb))
+            )
+        except (SlackClientError, OSError) as error:
+            LOG.warning("Slack: could not ask for a reason: %s", error)
+            self._tell(payload, f"Slack could not ask for your reason ({error}): press again, or use `runwatch plan`.")
 
-    def _on_press(self, payload: dict[str, Any], verb: str, execution_id: str) -> None:
-        user, now = payload["user"]["id"], time.monotonic()
-        meaning = judge(Press(user, verb, self._asked.pop((execution_id, user), None)), self._approvers, now)
-        if meaning == "ask":
-            self._asked[execution_id, user] = now
-            self._answer(payload, f"Approve {execution_id}? It cannot be taken back.", confirmation(execution_id))
-        elif meaning in ("approve", "reject"):
-            by = f"{payload['user'].get('username', user)} ({user}, Slack)"
-            sentence = self._decide(execution_id, meaning == "approve", by, "by button in Slack")
-            self._answer(payload, sentence, [section(escape(sentence))])
-        else:
-            self._answer(payload, REFUSALS[meaning], [section(REFUSALS[meaning])])
+    def _on_dialog(self, payload: Mapping[str, Any]) -> blocks.Block:
+        """What the dialog shows after it was sent: the second question, or what came of it."""
+        user, view = payload["user"], payload["view"]
+        order = blocks.Order(**orjson.loads(view["private_metadata"]))
+        meaning = judge(Answer(user["id"], order.verb, view["callback_id"]), self._approvers)
+        if meaning in ("stranger", "unknown"):
+            return blocks.outcome(STRANGER if meaning == "stranger" else UNKNOWN)
+        reason = order.reason or str(view["state"]["values"]["reason"]["reason"]["value"]).strip()
+        if not reason:
+            return blocks.ask_reason(order)
+        if meaning == "ask_again":
+            return blocks.ask_again(blocks.Order(order.execution, order.verb, reason))
+        by = f"{user.get('username') or user.get('name') or user['id']} ({user['id']}, Slack)"
+        return blocks.outcome(self._decide(order.execution, meaning == "approve", by, reason))
 
-    def _answer(self, payload: dict[str, Any], text: str, blocks: list[dict[str, Any]]) -> None:
-        """Tell the one who pressed, and nobody else; the decision itself is shown by the next edit of the message."""
+    def _tell(self, payload: Mapping[str, Any], text: str) -> None:
+        """Tell the one who pressed, and nobody else; a decision itself is shown by the next edit of the message."""
         try:
             channel, user = payload["channel"]["id"], payload["user"]["id"]
-            self._web.chat_postEphemeral(channel=channel, user=user, text=text, blocks=blocks)
+            shown = [blocks.section(blocks.escape(text))]
+            self._web.chat_postEphemeral(channel=channel, user=user, text=text, blocks=shown)
         except (SlackClientError, OSError) as error:
             LOG.warning("Slack: could not answer %s: %s", payload["user"]["id"], error)

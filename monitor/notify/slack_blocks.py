@@ -1,21 +1,35 @@
 """How incidents, plans and the digest look in Slack: Block Kit within its limits. Pure.
 
 Limits: https://docs.slack.dev/reference/block-kit/blocks (50 blocks a message, 3,000 characters a section, 150 a
-header); https://docs.slack.dev/reference/methods/chat.postMessage for the fallback text (4,000 advised).
+header), https://docs.slack.dev/reference/views/modal-views (24 characters a title, 3,000 of private metadata) and
+https://docs.slack.dev/reference/methods/chat.postMessage for the fallback text (4,000 advised).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, cast
+
+import orjson
 
 from runwatch.monitor.notify import DigestPayload, IncidentPayload, PlanPayload
 
 Block = dict[str, Any]
-BLOCKS, SECTION, HEADER, FALLBACK, DIALOG = 50, 3000, 150, 4000, 300
+BLOCKS, SECTION, HEADER, FALLBACK, REASON = 50, 3000, 150, 4000, 500
+VERBS = {"approve": "Approve", "approve_twice": "Approve", "reject": "Reject"}
 ASK_TWICE_ACTIONS = frozenset({"rewind", "stop"})
 ASK_TWICE_PLANS = frozenset({"shorten_budget"})
 _MARKS = {"critical": "\N{LARGE RED CIRCLE}", "warning": "\N{LARGE ORANGE CIRCLE}"}
 _RESOLVED = "\N{WHITE HEAVY CHECK MARK}"
 _WAITING = frozenset({"proposed"})
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a dialog is about: an execution, the button that was pressed, and the reason once it is known."""
+
+    execution: str
+    verb: str
+    reason: str = ""
 
 
 def incident(payload: Mapping[str, Any], mention: str = "") -> list[Block]:
@@ -69,11 +83,28 @@ def digest(payload: Mapping[str, Any]) -> list[Block]:
     return within([*blocks, *_links(told["links"])])
 
 
-def confirmation(execution_id: str) -> list[Block]:
-    """The second question before a plan that cannot be taken back; shown only to the one who pressed Approve."""
-    elements = [_button("Yes, do it", "confirm", execution_id, "danger"), _button("Cancel", "cancel", execution_id)]
-    question = f"*{escape(execution_id)}* cannot be taken back once the trainer has applied it. Approve?"
-    return [section(question), {"type": "actions", "elements": elements}]
+def ask_reason(order: Order) -> Block:
+    """The dialog behind a button: which plan, and why."""
+    element = {"type": "plain_text_input", "action_id": "reason", "max_length": REASON, "multiline": True}
+    asked = {"type": "input", "block_id": "reason", "label": _plain("Reason"), "element": element}
+    hint = "It is kept in the audit log and shown in the channel, with your name."
+    return _dialog("reason", order, [section(f"*{escape(order.execution)}*"), asked, context([hint])])
+
+
+def ask_again(order: Order) -> Block:
+    """The second question before a plan that cannot be taken back."""
+    question = f"*{escape(order.execution)}* cannot be taken back once the trainer has applied it. Do it?"
+    return _dialog("confirm", order, [section(question), *sections(f"Reason: {escape(order.reason)}")])
+
+
+def outcome(sentence: str) -> Block:
+    """What came of a decision."""
+    return {
+        "type": "modal",
+        "title": _plain("Decision"),
+        "close": _plain("Close"),
+        "blocks": [section(escape(sentence))],
+    }
 
 
 def asks_twice(payload: Mapping[str, Any]) -> bool:
@@ -159,26 +190,30 @@ def _decided(told: PlanPayload) -> str:
 
 
 def _buttons(told: PlanPayload) -> Block:
-    approve = _button("Approve", "approve", told["id"], "primary")
-    if asks_twice(told):
-        approve = _button("Approve…", "ask", told["id"], "primary")
-        approve["confirm"] = {
-            "title": {"type": "plain_text", "text": "Approve this plan?"},
-            "text": {"type": "plain_text", "text": cut("\n".join(told["effects"]), DIALOG)},
-            "confirm": {"type": "plain_text", "text": "Go on"},
-            "deny": {"type": "plain_text", "text": "Back"},
-        }
-    return {"type": "actions", "elements": [approve, _button("Reject", "reject", told["id"], "danger")]}
+    verb = "approve_twice" if asks_twice(told) else "approve"
+    elements = [_button("Approve…", verb, told["id"], "primary"), _button("Reject…", "reject", told["id"], "danger")]
+    return {"type": "actions", "elements": elements}
 
 
-def _button(label: str, verb: str, execution_id: str, style: str | None = None) -> Block:
-    button = {
-        "type": "button",
-        "text": {"type": "plain_text", "text": label},
-        "action_id": verb,
-        "value": execution_id,
+def _dialog(name: str, order: Order, shown: list[Block]) -> Block:
+    word = VERBS.get(order.verb, order.verb)
+    return {
+        "type": "modal",
+        "callback_id": name,
+        "title": _plain(f"{word} this plan?"),
+        "submit": _plain("Yes, do it" if name == "confirm" else word),
+        "close": _plain("Cancel"),
+        "private_metadata": orjson.dumps(asdict(order)).decode(),
+        "blocks": shown,
     }
-    return button if style is None else {**button, "style": style}
+
+
+def _plain(text: str) -> Block:
+    return {"type": "plain_text", "text": text}
+
+
+def _button(label: str, verb: str, execution_id: str, style: str) -> Block:
+    return {"type": "button", "text": _plain(label), "action_id": verb, "value": execution_id, "style": style}
 
 
 def _links(links: Mapping[str, str]) -> list[Block]:

@@ -19,6 +19,7 @@ from runwatch.monitor.incidents import (
 )
 from runwatch.rules import Alert, AlertState, Moment, NodeState, NodeVerdict
 
+NOW = 1.79e9 + 100
 AT = Moment(attempt=0, step=81_716, tokens=1e9, time=1.79e9)
 SPIKE = Incident(
     id="loss_spike-0001",
@@ -110,7 +111,14 @@ def test_a_value_that_is_not_finite_is_none_in_json_and_words_in_the_text() -> N
 
 TOLD: dict[str, tuple[dict[str, Any], frozenset[str], str | None]] = {
     "new": ({}, frozenset(), "incident_opened"),
-    "known": ({"told": "firing critical"}, frozenset(), None),
+    "known": ({"told": "firing critical", "told_at": NOW - 59}, frozenset(), None),
+    "known, but its value may have moved": (
+        {"told": "firing critical", "told_at": NOW - 60},
+        frozenset(),
+        "incident_value",
+    ),
+    "known, but down": ({"told": "firing critical", "told_at": 0.0}, frozenset({"loss_spike"}), None),
+    "known to be over": ({"told": "resolved critical", "state": "resolved"}, frozenset(), None),
     "worse": ({"told": "firing warning"}, frozenset(), "incident_updated"),
     "over": ({"told": "firing critical", "state": "resolved"}, frozenset(), "incident_resolved"),
     "over before anybody knew": ({"state": "resolved"}, frozenset(), None),
@@ -122,8 +130,21 @@ TOLD: dict[str, tuple[dict[str, Any], frozenset[str], str | None]] = {
 def test_people_are_told_what_they_do_not_know(case: str) -> None:
     update, held_back, kind = TOLD[case]
     incident = SPIKE.model_copy(update=update)
-    assert to_tell(incident, held_back) == kind
+    assert to_tell(incident, held_back, NOW) == kind
     assert incident.open == (incident.state == "firing" or kind == "incident_resolved")
+
+
+def test_a_value_that_moves_at_every_tick_is_told_at_growing_pauses_and_at_least_every_quarter_hour() -> None:
+    incident = SPIKE.model_copy(update={"told": "firing critical", "told_at": SPIKE.opened})
+    times = [incident.told_at]
+    for now in np.arange(SPIKE.opened, SPIKE.opened + 86_400):
+        if to_tell(incident, frozenset(), float(now)) is not None:
+            times.append(float(now))
+            incident = incident.model_copy(update={"told_at": float(now)})
+    pauses = np.diff(times)
+    assert (pauses.min(), pauses.max()) == (60, 900)
+    assert np.all(np.diff(pauses) >= 0)
+    assert len(times) < 150
 
 
 def test_a_firing_incident_follows_its_alert_and_a_calm_one_keeps_its_last_bad_record() -> None:

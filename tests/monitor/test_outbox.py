@@ -3,12 +3,16 @@
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from runwatch.monitor.notify import Kind, Message, Notifier, SendError, Sent
 from runwatch.monitor.outbox import CLAIM_SECONDS, Outbox
+from runwatch.monitor.schema import OUTBOX
 from runwatch.monitor.store import Store
 
-KINDS: frozenset[Kind] = frozenset({"incident_opened", "incident_updated", "incident_resolved", "digest"})
+KINDS: frozenset[Kind] = frozenset(
+    {"incident_opened", "incident_updated", "incident_value", "incident_resolved", "digest"}
+)
 
 
 class Medium:
@@ -117,6 +121,24 @@ def test_an_update_that_nobody_has_seen_is_replaced_by_the_newer_one(medium: Med
         medium.put(f"u{number}", "incident_updated")
     medium.put("r", "incident_resolved")
     assert medium.deliver() == ["r"]
+
+
+def test_a_moved_value_replaces_no_escalation_but_is_replaced_by_one(medium: Medium) -> None:
+    medium.put("v1", "incident_value")
+    medium.put("v2", "incident_value")
+    medium.put("escalated", "incident_updated")
+    medium.put("v3", "incident_value")
+    assert medium.deliver() == ["escalated", "v3"]
+
+
+def test_of_what_comes_again_and_again_only_the_newest_is_kept(medium: Medium) -> None:
+    medium.put("opened")
+    for number in range(5):
+        medium.put(f"v{number}", "incident_value")
+        medium.put(f"d{number}", "digest", "digest")
+        medium.deliver(60)
+    with medium.store.transaction() as tx:
+        assert set(tx.connection.scalars(select(OUTBOX.c.key))) == {"opened", "v4", "d4"}
 
 
 def test_what_a_notifier_remembers_comes_back_per_subject_also_when_it_failed_half_way(medium: Medium) -> None:

@@ -42,7 +42,7 @@ def collector() -> Iterator[object]:
 def eventually() -> Callable[[Callable[[], object]], None]:
     """Poll until a condition holds; fail after a generous deadline."""
 
-    def wait(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    def wait(condition: Callable[[], object], seconds: float = 90.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "the condition did not come true in time"

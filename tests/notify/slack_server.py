@@ -65,6 +65,8 @@ class SlackServer:
         self.ephemerals: list[dict[str, Any]] = []
         self.calls: list[str] = []
         self.acks: list[str] = []
+        self.views: list[dict[str, Any]] = []
+        self.triggers: set[str] = set()
         self.faults: dict[str, list[Fault]] = defaultdict(list)
         self.uploads: dict[str, tuple[int, bytes]] = {}
         self.sockets: list[socket.socket] = []
@@ -103,11 +105,22 @@ class SlackServer:
             "user": {"id": user, "username": user.lower()},
             "channel": {"id": CHANNEL},
             "container": {"type": "message", "channel_id": CHANNEL},
+            "trigger_id": f"trigger-{len(self.calls)}-{envelope}",
             "actions": [{"type": "button", "action_id": action_id, "value": value}],
         }
-        self.push(
-            {"type": "interactive", "envelope_id": envelope, "accepts_response_payload": True, "payload": payload}
-        )
+        self.triggers.add(payload["trigger_id"])
+        self.push({"type": "interactive", "envelope_id": envelope, "payload": payload})
+
+    def submit(self, user: str, view: dict[str, Any], reason: str | None = None, *, envelope: str = "s1") -> None:
+        """A person sends the dialog `view`; what it shows then becomes the newest of `views`."""
+        values = {} if reason is None else {"reason": {"reason": {"type": "plain_text_input", "value": reason}}}
+        payload = {
+            "type": "view_submission",
+            "user": {"id": user, "username": user.lower()},
+            "view": {**view, "state": {"values": values}},
+        }
+        event = {"type": "interactive", "envelope_id": envelope, "accepts_response_payload": True, "payload": payload}
+        self.push(event)
 
     def push(self, event: dict[str, Any]) -> None:
         """Send one event to the newest open websocket."""
@@ -161,6 +174,25 @@ class SlackServer:
         _check_message(data)
         self.ephemerals.append(data)
         return {"message_ts": self._next_ts()}
+
+    def _views_open(self, data: dict[str, Any]) -> dict[str, Any]:
+        if data["trigger_id"] not in self.triggers:
+            raise RefusedError("invalid_trigger_id")
+        self.triggers.remove(data["trigger_id"])
+        self._show_view(json.loads(data["view"]) if isinstance(data["view"], str) else data["view"])
+        return {"view": self.views[-1]}
+
+    def acknowledged(self, ack: dict[str, Any]) -> None:
+        """Take an acknowledgement; one with a view changes the dialog that was sent."""
+        with self.lock:
+            self.acks.append(ack["envelope_id"])
+            if ack.get("payload"):
+                self._show_view(ack["payload"]["view"])
+
+    def _show_view(self, view: dict[str, Any]) -> None:
+        if not _view_within(view):
+            raise RefusedError("invalid_arguments")
+        self.views.append(view)
 
     def _conversations_history(self, data: dict[str, Any]) -> dict[str, Any]:
         return self._found([post for post in self.posts if post.thread_ts is None], data)
@@ -295,7 +327,7 @@ class _Handler(BaseHTTPRequestHandler):
             elif opcode == CLOSE:
                 return
             elif opcode == TEXT:
-                self.slack.acks.append(json.loads(data)["envelope_id"])
+                self.slack.acknowledged(json.loads(data))
 
 
 def _write_frame(stream: Any, opcode: int, data: bytes) -> None:
@@ -352,14 +384,20 @@ def _actions_within(block: dict[str, Any]) -> bool:
 
 
 def _button_within(button: dict[str, Any]) -> bool:
-    confirm = button.get("confirm")
-    dialog = confirm is None or (
-        _text_within(confirm["title"], 100)
-        and _text_within(confirm["text"], 300)
-        and _text_within(confirm["confirm"], 30)
-        and _text_within(confirm["deny"], 30)
-    )
-    return dialog and _text_within(button["text"], 75) and len(button.get("value", "")) <= 2000
+    return _text_within(button["text"], 75) and len(button.get("value", "")) <= 2000
+
+
+def _view_within(view: dict[str, Any]) -> bool:
+    """https://docs.slack.dev/reference/views/modal-views; a view with an input needs a submit button."""
+    inputs = any(block["type"] == "input" for block in view["blocks"])
+    words = all(_text_within(view.get(name), 24) for name in ("title", "submit", "close"))
+    size = len(view["blocks"]) <= 100 and len(view.get("private_metadata", "")) <= 3000
+    allowed = size and (bool(view.get("submit")) or not inputs)
+    return words and allowed and all(_LIMITS[block["type"]](block) for block in view["blocks"])
+
+
+def _input_within(block: dict[str, Any]) -> bool:
+    return _text_within(block["label"], 2000) and 1 <= block["element"].get("max_length", 3000) <= 3000
 
 
 _LIMITS = {
@@ -368,6 +406,7 @@ _LIMITS = {
     "context": lambda block: 1 <= len(block["elements"]) <= 10 and all(map(_context_within, block["elements"])),
     "divider": lambda _: True,
     "actions": _actions_within,
+    "input": _input_within,
 }
 
 

@@ -81,6 +81,19 @@ def test_an_escalation_calls_in_the_thread_since_an_edit_notifies_nobody(slack: 
     assert slack.posts[-1].text.startswith(f"<@{ADA}> Now critical.")
 
 
+def test_a_value_that_moves_is_edited_in_place_and_calls_nobody(slack: SlackServer) -> None:
+    send = notifier(slack).send
+    memory = tell(send, OPENED)
+    posts = len(slack.posts)
+    moved = payloads.incident(what="The loss is 1.4 nats above its trend (limit 0.3 nats).")
+    tell(send, message("incident_value", moved), memory)
+    [root] = slack.roots()
+    assert (root.edits, len(slack.posts)) == (1, posts)
+    assert "1.4 nats" in root.shown()
+    assert "1.4 nats" in root.text
+    assert ADA not in root.shown() + root.text
+
+
 def test_the_same_content_again_is_not_sent_again(slack: SlackServer) -> None:
     send = notifier(slack).send
     memory = tell(send, OPENED)

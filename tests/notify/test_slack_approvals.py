@@ -5,10 +5,10 @@ import payloads
 import pytest
 from payloads import message
 from pydantic import TypeAdapter
-from slack_server import APP_TOKEN, BOT_TOKEN, CHANNEL, SlackServer
+from slack_server import APP_TOKEN, BOT_TOKEN, CHANNEL, Fault, SlackServer
 
 from runwatch.monitor.notify import Notifier, NotifyConfig, connect
-from runwatch.monitor.notify.slack_approvals import CONFIRM_WITHIN_SECONDS, Press, judge
+from runwatch.monitor.notify.slack_approvals import Answer, judge
 
 ADA, EVE, ID = "U0ADA", "U0EVE", "early_divergence-0001"
 Eventually = Callable[[Callable[[], object]], None]
@@ -35,29 +35,31 @@ def listening(slack: SlackServer, eventually: Eventually) -> Iterator[list[Decis
         yield decisions
 
 
-JUDGED = {
-    "an approver approves": (Press(ADA, "approve", None), "approve"),
-    "an approver rejects": (Press(ADA, "reject", None), "reject"),
-    "a stranger is refused whatever he presses": (Press(EVE, "confirm", 0.0), "stranger"),
-    "what cannot be taken back is asked again": (Press(ADA, "ask", None), "ask"),
-    "a confirmation in time approves": (Press(ADA, "confirm", 0.0), "approve"),
-    "a confirmation nobody asked for is late": (Press(ADA, "confirm", None), "late"),
-    "a confirmation after its time is late": (Press(ADA, "confirm", -CONFIRM_WITHIN_SECONDS), "late"),
-    "an unknown button does nothing": (Press(ADA, "explode", None), "unknown"),
+JUDGED: dict[str, tuple[Answer, str]] = {
+    "an approver's press asks for a reason": (Answer(ADA, "approve"), "ask_reason"),
+    "so does one that rejects": (Answer(ADA, "reject"), "ask_reason"),
+    "a stranger is refused whatever he presses": (Answer(EVE, "approve_twice"), "stranger"),
+    "a stranger is refused whatever he sends": (Answer(EVE, "approve", "confirm"), "stranger"),
+    "a reason approves": (Answer(ADA, "approve", "reason"), "approve"),
+    "a reason rejects": (Answer(ADA, "reject", "reason"), "reject"),
+    "what cannot be taken back is asked again": (Answer(ADA, "approve_twice", "reason"), "ask_again"),
+    "a second confirmation approves": (Answer(ADA, "approve_twice", "confirm"), "approve"),
+    "an unknown button does nothing": (Answer(ADA, "explode"), "unknown"),
+    "an unknown dialog does nothing": (Answer(ADA, "approve", "explode"), "unknown"),
 }
 
 
-@pytest.mark.parametrize(("press", "meaning"), JUDGED.values(), ids=JUDGED.keys())
-def test_a_press_is_judged(press: Press, meaning: str) -> None:
-    assert judge(press, {ADA}, now=1.0) == meaning
+@pytest.mark.parametrize(("answer", "meaning"), JUDGED.values(), ids=JUDGED.keys())
+def test_an_answer_is_judged(answer: Answer, meaning: str) -> None:
+    assert judge(answer, {ADA}) == meaning
 
 
 @pytest.mark.parametrize(
     ("changed", "verbs"),
     [
-        ({}, ["ask", "reject"]),
-        ({"plan": "rewind_and_skip", "actions": [{"action": "rewind"}]}, ["ask", "reject"]),
-        ({"plan": "halt", "actions": [{"action": "stop"}]}, ["ask", "reject"]),
+        ({}, ["approve_twice", "reject"]),
+        ({"plan": "rewind_and_skip", "actions": [{"action": "rewind"}]}, ["approve_twice", "reject"]),
+        ({"plan": "halt", "actions": [{"action": "stop"}]}, ["approve_twice", "reject"]),
         ({"plan": "retreat_context", "actions": [{"action": "set_context_length"}]}, ["approve", "reject"]),
         ({"state": "approved"}, []),
         ({"state": "expired"}, []),
@@ -68,9 +70,6 @@ def test_the_buttons_of_a_plan(slack: SlackServer, changed: dict[str, object], v
     notifier(slack).send(message("plan_proposed", payloads.plan(**changed)), {})
     buttons = slack.roots()[0].buttons()
     assert [button["action_id"] for button in buttons] == verbs
-    assert [button["action_id"] for button in buttons if "confirm" in button] == [
-        verb for verb in verbs if verb == "ask"
-    ]
 
 
 def test_a_decided_plan_loses_its_buttons_and_says_who_decided(slack: SlackServer) -> None:
@@ -84,21 +83,27 @@ def test_a_decided_plan_loses_its_buttons_and_says_who_decided(slack: SlackServe
 
 
 @pytest.mark.slow
-def test_approve_takes_a_second_confirmation_by_the_same_person(slack: SlackServer, eventually: Eventually) -> None:
+def test_an_approval_takes_a_reason_and_a_second_confirmation_by_a_named_person(
+    slack: SlackServer, eventually: Eventually
+) -> None:
     with listening(slack, eventually) as decisions:
-        slack.press(ADA, "ask", ID, envelope="e1")
-        eventually(lambda: slack.ephemerals)
+        slack.press(ADA, "approve_twice", ID, envelope="e1")
+        eventually(lambda: slack.views)
+        slack.submit(EVE, slack.views[-1], "let me", envelope="e2")
+        eventually(lambda: len(slack.views) == 2)
+        assert "not on the list" in str(slack.views[-1])
+        slack.submit(ADA, slack.views[0], "  ", envelope="e3")
+        eventually(lambda: len(slack.views) == 3)
+        assert slack.views[-1]["callback_id"] == "reason"
+        slack.submit(ADA, slack.views[0], "The data is broken.", envelope="e4")
+        eventually(lambda: len(slack.views) == 4)
+        assert "cannot be taken back" in str(slack.views[-1])
         assert decisions == []
-        slack.press(EVE, "confirm", ID, envelope="e2")
-        eventually(lambda: len(slack.ephemerals) == 2)
-        assert decisions == []
-        slack.press(ADA, "confirm", ID, envelope="e3")
-        eventually(lambda: decisions)
-        assert decisions == [(ID, True, "u0ada (U0ADA, Slack)", "by button in Slack")]
-        slack.press(ADA, "confirm", ID, envelope="e4")
-        eventually(lambda: len(slack.ephemerals) == 4)
-        assert len(decisions) == 1
-        assert slack.acks == ["e1", "e2", "e3", "e4"]
+        slack.submit(ADA, slack.views[-1], envelope="e5")
+        eventually(lambda: len(slack.views) == 5)
+        assert decisions == [(ID, True, "u0ada (U0ADA, Slack)", "The data is broken.")]
+        assert f"{ID}: decided" in str(slack.views[-1])
+        assert slack.acks == ["e1", "e2", "e3", "e4", "e5"]
 
 
 @pytest.mark.slow
@@ -108,9 +113,26 @@ def test_a_stranger_is_told_so_and_decides_nothing(slack: SlackServer, eventuall
         eventually(lambda: slack.ephemerals)
         assert "not on the list" in slack.ephemerals[0]["text"]
         assert slack.ephemerals[0]["user"] == EVE
+        assert not slack.views
         slack.press(ADA, "reject", ID)
+        eventually(lambda: slack.views)
+        slack.submit(ADA, slack.views[-1], "Too early.")
         eventually(lambda: decisions)
-        assert decisions[0][:2] == (ID, False)
+        assert decisions == [(ID, False, "u0ada (U0ADA, Slack)", "Too early.")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["429", "500", "hang", "disconnect"])
+def test_a_dialog_that_does_not_open_is_told_to_the_one_who_pressed(
+    slack: SlackServer, eventually: Eventually, kind: str
+) -> None:
+    with listening(slack, eventually):
+        slack.faults["views.open"].append(Fault(kind, 5))
+        slack.press(ADA, "approve", ID, envelope="e1")
+        eventually(lambda: slack.ephemerals)
+        assert "press again, or use `runwatch plan`" in slack.ephemerals[0]["text"]
+        slack.press(ADA, "approve", ID, envelope="e2")
+        eventually(lambda: slack.views)
 
 
 @pytest.mark.slow
@@ -119,6 +141,8 @@ def test_a_cut_websocket_is_connected_again(slack: SlackServer, eventually: Even
         slack.drop_sockets()
         eventually(lambda: slack.connections == 2)
         slack.press(ADA, "approve", ID)
+        eventually(lambda: slack.views)
+        slack.submit(ADA, slack.views[-1], "Fine.")
         eventually(lambda: decisions)
 
 
