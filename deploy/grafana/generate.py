@@ -31,6 +31,9 @@ def as_json(made: dashboard.Dashboard) -> str:
     panels = [panel for outer in board["panels"] for panel in (outer, *outer.get("panels", ()))]
     for number, panel in enumerate(panels, 1):
         panel["id"] = number
+    for one in board["templating"]["list"]:
+        for key in ("auto", "auto_min", "auto_count"):  # the SDK writes what only interval variables have
+            del one[key]
     for annotation in board.get("annotations", {}).get("list", ()):
         annotation.update(MARKS[annotation["name"]])
     return json.dumps(board, indent=1, ensure_ascii=False) + "\n"

@@ -18,13 +18,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 
-for _name in ("payloads", "http_collector"):
-    if _name not in sys.modules:
-        _spec = spec_from_file_location(_name, ROOT / "tests" / "notify" / f"{_name}.py")
+for _name in ("notify/payloads", "notify/http_collector", "monitor/scripted", "deploy/live"):
+    _path = ROOT / "tests" / f"{_name}.py"
+    if _path.stem not in sys.modules:
+        _spec = spec_from_file_location(_path.stem, _path)
         assert _spec
         assert _spec.loader
-        sys.modules[_name] = module_from_spec(_spec)
-        _spec.loader.exec_module(sys.modules[_name])
+        sys.modules[_path.stem] = module_from_spec(_spec)
+        _spec.loader.exec_module(sys.modules[_path.stem])
 
 
 def free_port() -> int:
@@ -87,7 +88,7 @@ def tool(name: str) -> str:
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def find_tool() -> Callable[[str], str]:
     """`tool`, for the test modules."""
     return tool
@@ -123,21 +124,36 @@ def alertmanager(tmp_path: Path, collector: object) -> Iterator[Server]:
     server.stop()
 
 
-@pytest.fixture
-def prometheus(tmp_path: Path) -> Iterator[Callable[[Path], Server]]:
-    """Starts Prometheus with a configuration file."""
+@pytest.fixture(scope="module")
+def prometheus_at() -> Iterator[Callable[..., Server]]:
+    """Starts Prometheus with a configuration file, beside which it keeps its data; stopped at the end of the module."""
     started: list[Server] = []
 
-    def start(config: Path) -> Server:
+    def start(config: Path, *options: str) -> Server:
         port = free_port()
         command = [
             tool("prometheus"),
             f"--config.file={config}",
-            f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+            f"--storage.tsdb.path={config.parent / 'tsdb'}",
             "--rules.alert.resend-delay=1s",  # its first send may come before it knows Alertmanager
             f"--web.listen-address=127.0.0.1:{port}",
+            *options,
         ]
-        started.append(Server(command, f"http://127.0.0.1:{port}", tmp_path / "prometheus.log").start())
+        started.append(Server(command, f"http://127.0.0.1:{port}", config.with_suffix(".log")).start())
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def prometheus(prometheus_at: Callable[..., Server]) -> Iterator[Callable[[Path], Server]]:
+    """Starts Prometheus with a configuration file; stopped at the end of the test."""
+    started: list[Server] = []
+
+    def start(config: Path) -> Server:
+        started.append(prometheus_at(config))
         return started[-1]
 
     yield start

@@ -34,6 +34,22 @@ def test_the_rules_fire_when_they_should(find_tool: Callable[[str], str]) -> Non
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def test_every_alert_and_every_record_has_a_test_of_promtool() -> None:
+    tests = yaml.safe_load((RULES / "runwatch_tests.yml").read_text())["tests"]
+    expected = "\n".join(
+        [
+            sample["labels"]
+            for test in tests
+            for one in test.get("promql_expr_test", ())
+            for sample in one["exp_samples"]
+        ]
+        + [one["alertname"] for test in tests for one in test.get("alert_rule_test", ())]
+        + [one["expr"] for test in tests for one in test.get("promql_expr_test", ())]
+    )
+    names = [rule.get("alert") or rule["record"] for rule in ALERTS + rules("runwatch_records.yml")]
+    assert [name for name in names if name not in expected] == []
+
+
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
 def test_an_alert_has_severity_summary_description_and_a_runbook(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in ("critical", "warning", "none")

@@ -1,0 +1,178 @@
+"""A real Prometheus scrapes real daemons and exporters beside runs in real time, and answers what the dashboards ask."""
+
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import live
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from runwatch.checks import all_checks
+from runwatch.monitor.card import load_card
+from runwatch.monitor.card_context import check_settings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+PATIENCE = 120.0
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A Prometheus, and the two runs under it by name: the trainer and the ports of its daemon and its exporter."""
+
+    url: str
+    trainers: dict[str, live.LiveTrainer]
+    ports: dict[str, tuple[int, int]]
+
+    def ask(self, expr: str) -> list[dict[str, Any]]:
+        """The series that an expression has now."""
+        answer = httpx.post(f"{self.url}/api/v1/query", data={"query": expr}, timeout=30).json()
+        assert answer["status"] == "success", f"{expr}: {answer}"
+        return answer["data"]["result"]
+
+    def value(self, expr: str) -> float:
+        """The value of the expression's first series."""
+        return float(self.ask(expr)[0]["value"][1])
+
+    def metrics(self, run: str, which: int) -> str:
+        """What the daemon (0) or the exporter (1) of a run serves."""
+        return httpx.get(f"http://127.0.0.1:{self.ports[run][which]}/metrics", timeout=30).text
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def come_true(what: Callable[[], Any]) -> Any:
+    """What is true within a generous time; at its end the last answer."""
+    until = time.monotonic() + PATIENCE
+    while not (found := what()) and time.monotonic() < until:
+        time.sleep(0.5)
+    return found
+
+
+@pytest.fixture(scope="module")
+def observed(
+    tmp_path_factory: pytest.TempPathFactory, prometheus_at: Callable[[Path], Any], find_tool: Callable[[str], str]
+) -> Iterator[Observed]:
+    """Two runs: `shifted` leaves its curve and obeys the plan; `dropping` drops tokens and asks first."""
+    find_tool("prometheus")
+    root = tmp_path_factory.mktemp("observed")
+    trainers = {
+        "shifted": live.prepared(root, "shifted", fault=60),
+        "dropping": live.prepared(root, "dropping", fault=240, shift=0.0, shifts={"moe/drop_rate": 0.3}),
+    }
+    nowhere = {"kind": "webhook", "url": f"http://127.0.0.1:{free_port()}/"}
+    for trainer in trainers.values():
+        (trainer.run_dir / "runwatch.yaml").write_text(json.dumps({"notify": [nowhere]}))
+    ports = {name: (free_port(), free_port()) for name in trainers}
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["alerting"] = {}
+    config["rule_files"] = [str(DEPLOY / "prometheus" / name) for name in config["rule_files"]]
+    for job, which in zip(config["scrape_configs"], (0, 1), strict=True):
+        job["static_configs"][0]["targets"] = [f"127.0.0.1:{pair[which]}" for pair in ports.values()]
+    (root / "prometheus.yml").write_text(yaml.safe_dump(config))
+    watched = {trainers[name].run_dir: pair for name, pair in ports.items()}
+    with live.running(list(trainers.values())), live.watched(watched):
+        started = Observed(prometheus_at(root / "prometheus.yml").url, trainers, ports)
+        assert come_true(lambda: started.ask("sum(up) == 4"))
+        yield started
+
+
+def asked(run: str) -> Iterator[tuple[str, str]]:
+    """Every query of the dashboards with Grafana's variables put in, and where it stands. The fleet's show all runs."""
+    for path in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json")):
+        board = json.loads(path.read_text())
+        panels = [one for row in board["panels"] for one in (row, *row.get("panels", ()))]
+        found = [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", ())]
+        # marks come and go: they must have been there in the last minutes
+        marks = board["annotations"].get("list", ())
+        found += [(mark["name"], f"max_over_time(({mark['expr']})[5m:1s])") for mark in marks]
+        chosen = {"$__rate_interval": "15s", "$run": run if path.stem == "run" else ".*", "$check": "finite"}
+        for title, expr in found:
+            filled = expr
+            for name, value in chosen.items():
+                filled = filled.replace(name, value)
+            yield f"{path.stem}: {title}: {expr}", filled
+
+
+def test_every_query_of_the_dashboards_returns_series(observed: Observed) -> None:
+    assert come_true(lambda: observed.ask('runwatch_run_attempts{run="shifted"}'))
+    observed.trainers["shifted"].restart()
+    unanswered = dict(asked("shifted"))
+    assert len(unanswered) > 80
+    until = time.monotonic() + PATIENCE
+    while unanswered and time.monotonic() < until:
+        unanswered = {place: expr for place, expr in unanswered.items() if not observed.ask(expr)}
+        time.sleep(0.5)
+    assert list(unanswered) == []
+
+
+def test_prometheus_sees_both_exporters_and_they_agree_on_the_run(observed: Observed) -> None:
+    assert {one["metric"]["job"] for one in observed.ask("up")} == {"runwatch", "runwatch-trainer"}
+    lag = 'runwatch_trainer_step{run="shifted"} - on (run) runwatch_run_step'
+    assert come_true(lambda: abs(observed.value(lag)) <= 5 * live.STEPS_PER_SECOND)
+    for name in ("train/loss", "optim/grad_norm", "moe/drop_rate"):
+        assert come_true(lambda name=name: observed.ask(f'runwatch_signal{{run="dropping", signal="{name}"}}'))
+        assert come_true(lambda name=name: observed.ask(f'runwatch_trainer_signal{{run="dropping", signal="{name}"}}'))
+
+
+def test_checks_nodes_plans_and_counters_reach_prometheus(observed: Observed) -> None:
+    assert come_true(lambda: observed.value('count(runwatch_check_level{run="shifted"})') == len(all_checks()))
+    assert come_true(lambda: observed.ask('runwatch_check_level{run="dropping", check="token_drop"} == 2'))
+    verified = 'runwatch_plan_state_timestamp_seconds{run="shifted", plan="shorten_budget", state="verified"}'
+    assert come_true(lambda: observed.ask(verified))
+    assert abs(observed.value(verified) - time.time()) < 2 * PATIENCE
+    assert come_true(lambda: observed.value('increase(runwatch_telemetry_records_total{run="shifted"}[15s])') > 0)
+    assert come_true(lambda: observed.value('runwatch_outbox_pending{run="shifted"}') > 0)
+    health = come_true(lambda: httpx.get(f"{observed.url}/api/v1/rules").json()["data"]["groups"])
+    assert {rule["health"] for group in health for rule in group["rules"]} == {"ok"}
+
+
+def test_the_limit_lines_are_the_settings_that_the_checks_judge_by(observed: Observed) -> None:
+    told = come_true(lambda: observed.ask('runwatch_check_setting{run="shifted"}'))
+    shown = {(one["metric"]["check"], one["metric"]["setting"]): float(one["value"][1]) for one in told}
+    card = load_card(observed.trainers["shifted"].run_dir / "run.yaml")
+    judged_by = {
+        (check, name): float(value)
+        for check, settings in check_settings(card).items()
+        for name, value in settings
+        if isinstance(value, int | float)
+    }
+    assert shown == judged_by
+    assert shown["throughput", "mfu_floor"] == live.FLOORS["throughput"]["mfu_floor"]
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["daemon", "exporter"])
+def test_promtool_has_nothing_to_say_of_the_metrics(
+    observed: Observed, which: int, find_tool: Callable[[str], str]
+) -> None:
+    text = come_true(lambda: "\nrunwatch_" in (found := observed.metrics("shifted", which)) and found)
+    ran = subprocess.run(
+        [find_tool("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout + ran.stderr) == (0, "")
+    assert len([line for line in text.splitlines() if not line.startswith("#")]) < 2000
+
+
+def test_the_exporters_metrics_are_the_documented_ones(observed: Observed) -> None:
+    text = come_true(lambda: "train/loss" in (found := observed.metrics("shifted", 1)) and found)
+    documented = {
+        line.split("`")[1]
+        for line in (ROOT / "docs" / "metrics.md").read_text().splitlines()
+        if line.startswith("| `runwatch_trainer_")
+    }
+    assert {family.name for family in text_string_to_metric_families(text)} == documented
