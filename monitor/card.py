@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -271,6 +271,32 @@ class Declaration(Section):
     reason: str = ""
 
 
+class Execution(Section):
+    """How a directive reaches the trainer beside its file: not at all, by webhook or by command.
+
+    The card is public, so the webhook's secret is not in it but in a file or an environment variable of the daemon. The longest
+    `timeout_seconds` is shorter than the outbox's claim on a message: nobody else sends what is still being sent.
+    """
+
+    kind: Literal["files", "webhook", "command"] = "files"
+    url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    secret_file: str | None = None
+    secret_env: str | None = None
+    argv: tuple[Annotated[str, Field(pattern=r"^[^\0]+$")], ...] = ()
+    timeout_seconds: Number = Field(default=10.0, gt=0, le=50)
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> "Execution":
+        secrets = (self.secret_file is not None) + (self.secret_env is not None)
+        if self.kind == "webhook":
+            _require(self.url is not None, "url", "is required where kind is webhook")
+            _require(secrets == 1, "kind", "webhook needs secret_file or secret_env (one of them): bodies are signed")
+        else:
+            _require(self.url is None and not secrets, "kind", f"{self.kind} takes no url and no secret")
+        _require(bool(self.argv) == (self.kind == "command"), "kind", "takes argv where it is command, and only there")
+        return self
+
+
 class Card(Section):
     """The whole card."""
 
@@ -281,6 +307,7 @@ class Card(Section):
     hardware: Hardware = Hardware()
     plan: Plan
     ladder: Ladder | None = None
+    execution: Execution = Execution()
     checks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     nodes: dict[str, dict[str, Any]] = Field(default_factory=dict)
     declarations: tuple[Declaration, ...] = ()

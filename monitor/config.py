@@ -20,7 +20,8 @@ class DaemonConfig(BaseModel):
     """How a run is watched.
 
     `url` is where people reach the status page; `runbooks` a site that serves them instead. `approval_token` (or
-    `approval_token_file`, `approval_token_env`) lets whoever has it decide on plans over HTTP; without one that is off.
+    `approval_token_file`, `approval_token_env`) lets whoever has it decide on plans over HTTP, and `receipts_token` (likewise)
+    lets a trainer send receipts over HTTP; without one that is off.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,16 +34,19 @@ class DaemonConfig(BaseModel):
     digest_seconds: float = Field(default=86_400.0, gt=0)
     deadman_seconds: float = Field(default=60.0, gt=0)
     approval_token: SecretStr | None = Field(default=None, min_length=16)
+    receipts_token: SecretStr | None = Field(default=None, min_length=16)
     notify: tuple[NotifyConfig, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
-    def _read_token(cls, data: Any) -> Any:
+    def _read_tokens(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         given: dict[str, Any] = dict(data)
-        token = take_secret(given, "approval_token")
-        return given if token is None else given | {"approval_token": token}
+        for name in ("approval_token", "receipts_token"):
+            token = take_secret(given, name)
+            given |= {} if token is None else {name: token}
+        return given
 
     @field_validator("listen")
     @classmethod

@@ -104,6 +104,7 @@ class Daemon:
         for name, notifier in self.watch.outbox.notifiers.items():
             self._every(1.0, f"outbox:{name}", partial(self.watch.outbox.deliver, name))
             self._listen(notifier)
+        self._every(1.0, "delivery", self.watch.delivery.deliver)
         self._every(min(60.0, self.config.digest_seconds), "digest", self.digest)
         self._every(self.config.deadman_seconds, "deadman", self.deadman)
         self._scheduler.start()

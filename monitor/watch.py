@@ -19,6 +19,7 @@ from runwatch.monitor import audit
 from runwatch.monitor.compose import View, compose, curve_at
 from runwatch.monitor.conditions import Conditions
 from runwatch.monitor.config import DaemonConfig
+from runwatch.monitor.delivery import Delivery
 from runwatch.monitor.directives import Receipts, write_json, write_requests
 from runwatch.monitor.evaluate import Judged, LiveJudge
 from runwatch.monitor.outbox import Outbox, waiting
@@ -52,6 +53,7 @@ class Watch:
         """Whether this daemon holds the lease."""
         self._card = CardFile(run_dir)
         self._receipts = Receipts(run_dir)
+        self.delivery = Delivery(run_dir, store, outbox, lambda: self._card.card, lambda: self.links)
         self._mirror = run_dir / ".runwatch" / "audit.jsonl"
         self._started = time.time()
         with store.transaction() as tx:
@@ -179,6 +181,7 @@ class Watch:
             tx.audit("condition", {"sentence": sentence}, now)
         for message in outcome.messages:
             self.outbox.put(tx, message)
+        self.delivery.put(tx, outcome.executions, now)
         tx.put_cursor(self.reader.cursor())
 
     def _keep_card(self, tx: Transaction, now: float) -> None:

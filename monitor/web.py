@@ -24,6 +24,7 @@ from runwatch.monitor.config import address
 from runwatch.monitor.daemon import Daemon
 from runwatch.monitor.explain import explanation
 from runwatch.monitor.metrics import Collector
+from runwatch.monitor.receipts_http import ReceiptDesk
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EVENT_SECONDS = 1.0
@@ -77,6 +78,7 @@ def application(daemon: Daemon, ending: Callable[[], bool] = lambda: False) -> S
         Route("/api/status", status),
         Route("/api/events", lambda _: StreamingResponse(_events(daemon, ending), media_type="text/event-stream")),
         Route("/api/plans/{id}/decision", partial(_decision, daemon), methods=["POST"]),
+        Route("/api/receipts", ReceiptDesk(daemon.watch, daemon.config.receipts_token).receive, methods=["POST"]),
         Route("/runbooks/{name}", runbook),
     ]
     static = files("runwatch.monitor") / "static"

@@ -22,8 +22,10 @@ Kind = Literal[
     "plan_updated",
     "digest",
     "deadman",
+    "directive",
 ]
-"""`incident_value`: nothing but what an incident says has moved; for media that can edit a message."""
+"""`incident_value`: nothing but what an incident says has moved; for media that can edit a message. `directive`: for the
+trainer and no medium for people (`monitor/delivery.py`)."""
 Severity = Literal["warning", "critical"]
 KEEP_RESOLVED_SECONDS = 900.0
 """How long a resolution is re-sent to a notifier with `refresh_seconds` (Prometheus: 15 minutes)."""

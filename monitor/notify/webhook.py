@@ -16,7 +16,7 @@ from runwatch.monitor.notify import Kind, Message, Notifier, Sent, WebhookConfig
 from runwatch.monitor.notify.post import post
 
 VERSION = 1
-KINDS: frozenset[Kind] = frozenset(get_args(Kind)) - {"deadman", "incident_value"}
+KINDS: frozenset[Kind] = frozenset(get_args(Kind)) - {"deadman", "incident_value", "directive"}
 
 
 def connect(config: WebhookConfig) -> Notifier:
