@@ -282,7 +282,7 @@ class Execution(Section):
     url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     secret_file: str | None = None
     secret_env: str | None = None
-    argv: tuple[Annotated[str, Field(pattern=r"^[^\0]+$")], ...] = ()
+    argv: tuple[Annotated[str, Field(pattern=r"^[^\x00]+$")], ...] = ()
     timeout_seconds: Number = Field(default=10.0, gt=0, le=50)
 
     @model_validator(mode="after")
