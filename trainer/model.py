@@ -7,6 +7,7 @@ Shapes: B sequences, S tokens, D width, H heads, G key-value heads, W head width
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -15,7 +16,8 @@ import numpy as np
 from jax import Array
 
 from runwatch.trainer.config import Model
-from runwatch.trainer.moe import Params, Stats, capacity, moe_layer, rms_norm
+from runwatch.trainer.moe import Params, Stats, moe_layer, rms_norm
+from runwatch.trainer.parallel import ALONE, Layout, exchange
 
 ROPE_BASE = 10_000.0
 INITIAL_STD = 0.5
@@ -103,23 +105,34 @@ def attention(x: Array, params: Params, is_global: Array, m: Model) -> Array:
     return mixed.reshape(batch, length, -1) @ params["output"]
 
 
+FeedForward = Callable[[Array, Params, Array], tuple[Array, Stats]]
+"""What follows the attention of a layer: normed tokens (T, D), the layer's parameters and router bias → (T, D) and statistics."""
+
+
 def forward(
-    params: Params, bias: Array, tokens: Array, m: Model, capacity_factor: float, pools: int = 1
+    params: Params, bias: Array, tokens: Array, m: Model, capacity_factor: float, layout: Layout = ALONE
 ) -> tuple[Array, Stats]:
     """Logits (B, S, V) for tokens (B, S), and the statistics of each layer stacked on a first axis."""
+    route = exchange(m, capacity_factor, layout)
+    return decode(params, bias, tokens, m, lambda x, p, layer_bias: moe_layer(x, p, layer_bias, m, route), layout)
+
+
+def decode(
+    params: Params, bias: Array, tokens: Array, m: Model, feed_forward: FeedForward, layout: Layout = ALONE
+) -> tuple[Array, Stats]:
+    """Logits (B, S, V) of the decoder with any feed-forward, and its statistics of each layer stacked on a first axis."""
     batch, length = tokens.shape
-    slots = capacity(capacity_factor, batch * length // pools, m)
     is_global = jnp.arange(m.layers) % m.global_every == m.global_every - 1
     layers = {name: value for name, value in params.items() if name not in OUTER}
 
     def layer(x: Array, inputs: tuple[Params, Array, Array]) -> tuple[Array, Stats]:
         p, layer_bias, layer_is_global = inputs
-        x = x + attention(rms_norm(x) * p["attention_norm"], p, layer_is_global, m)
-        normed = (rms_norm(x) * p["moe_norm"]).reshape(batch * length, -1)
-        out, stats = moe_layer(normed, p, layer_bias, m, slots, pools)
-        return x + out.reshape(x.shape), stats
+        x = layout.spread(x + attention(rms_norm(x) * p["attention_norm"], p, layer_is_global, m))
+        normed = layout.spread((rms_norm(x) * p["moe_norm"]).reshape(batch * length, -1))
+        out, stats = feed_forward(normed, p, layer_bias)
+        return layout.spread(x + out.reshape(x.shape)), stats
 
-    x = rms_norm(params["embed"][tokens])
+    x = layout.spread(rms_norm(params["embed"][tokens]))
     x, stats = jax.lax.scan(layer, x, (layers, bias, is_global))
     return (rms_norm(x) * params["final_norm"]) @ params["lm_head"], stats
 

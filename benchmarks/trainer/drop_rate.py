@@ -2,24 +2,30 @@
 
     python -P benchmarks/trainer/drop_rate.py
 
-One layer routes the same number of tokens, spread over eight devices, at growing context length. Tokens of one sequence resemble each
-other, so a device with few sequences asks for few experts. With capacity counted on each device alone its favourites overflow;
-with capacity counted over a pool of devices, as in the seed run's pooled waves, they have the room that others leave.
+One layer routes the same number of tokens, spread over eight devices, at growing context length, and counts who is dropped. Tokens of
+one sequence resemble each other, so a device with few sequences asks for few experts. With fixed room for each pair of device and
+expert its favourites overflow; in pooled waves (`trainer/parallel.py`, as in training) they take the room that others leave.
 The seed run saw 7 % → 40 % on a 4K → 65K extension and about 3 % with pooled waves at capacity factor 1.15 (Marin #8435, #8884).
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from runwatch.trainer.config import Model
-from runwatch.trainer.moe import balance, capacity, route
+from runwatch.trainer.moe import Choice, Exchange, balance, choose, on_one_device
+from runwatch.trainer.parallel import Layout, exchange
 
-DEVICES, TOKENS = 8, 16_384
-MODEL = Model(width=64, experts=32, experts_per_token=4, capacity_factor=1.15)
+DEVICES, TOKENS, SEEDS = 8, 16_384, 3
+CONTEXTS = (32, 128, 512, 2048)
+FACTOR = 1.15
+MODEL = Model(width=64, experts=32, experts_per_token=4, latent_width=1, expert_width=1)
 CORRELATION = 0.5
 """Share of a token's variance that its whole sequence has in common."""
-POOLS = {"a device": DEVICES, "two devices": DEVICES // 2, "all eight": 1}
+WEIGHTS = {name: jnp.zeros((MODEL.experts, 1, 1)) for name in ("expert_gate", "expert_up", "expert_down")}
+Dropped = Callable[[Choice], jax.Array]
 
 
 def tokens_of(context: int, seed: int) -> jax.Array:
@@ -33,27 +39,47 @@ def tokens_of(context: int, seed: int) -> jax.Array:
 def balanced_bias(router: jax.Array) -> jax.Array:
     """A bias trained to balance on many short sequences, as the run's is before its context grows."""
     bias = jnp.zeros(MODEL.experts)
+    load = jax.jit(lambda x, bias: choose(x, router, bias, MODEL).load)
     for step in range(200):
-        load = route(tokens_of(16, step), router, bias, MODEL, TOKENS).load
-        bias = balance(bias, load, jnp.asarray(0.01 if step < 150 else 0.001), MODEL.router_bias_limit)
+        rate = jnp.asarray(0.01 if step < 150 else 0.001)
+        bias = balance(bias, load(tokens_of(16, step), bias), rate, MODEL.router_bias_limit)
     return bias
 
 
+def dropped_by(way: Exchange) -> Dropped:
+    """How many assignments a way of exchange drops."""
+    return lambda choice: way(jnp.zeros((len(choice.experts), 1)), choice, WEIGHTS)[1]
+
+
+def in_cells(choice: Choice) -> jax.Array:
+    """Drops with fixed room for each pair of device and expert: every device as if alone."""
+    alone = dropped_by(on_one_device(MODEL, FACTOR))
+    experts, weights = (x.reshape(DEVICES, -1, MODEL.experts_per_token) for x in (choice.experts, choice.weights))
+    return jnp.sum(jax.vmap(lambda e, w: alone(choice._replace(experts=e, weights=w)))(experts, weights))
+
+
+WAYS: dict[str, Dropped] = {
+    "a cell for each device and expert": in_cells,
+    **{f"pooled, {w} wave{'s' * (w > 1)}": dropped_by(exchange(MODEL, FACTOR, Layout(DEVICES, w))) for w in (1, 2, 4)},
+    "one pool for each expert": dropped_by(on_one_device(MODEL, FACTOR)),
+}
+
+
 def main() -> None:
-    """Print a Markdown table, drop rate by context length and pool."""
+    """Print a Markdown table, drop rate by context length and way of exchange."""
     router = jax.random.normal(jax.random.key(0), (MODEL.width, MODEL.experts)) / 16
     bias = balanced_bias(router)
-    drop = jax.jit(
-        lambda x, slots, pools: 1 - jnp.mean(route(x, router, bias, MODEL, slots, pools).kept), static_argnums=(1, 2)
+    rates = jax.jit(
+        lambda x: (
+            jnp.stack([way(choose(x, router, bias, MODEL)) for way in WAYS.values()])
+            / (TOKENS * MODEL.experts_per_token)
+        )
     )
-    print("| context | sequences a device | " + " | ".join(f"capacity over {name}" for name in POOLS) + " |")
-    print("|---" * (2 + len(POOLS)) + "|")
-    for context in (32, 128, 512, 2048):
-        rates = []
-        for pools in POOLS.values():
-            slots = capacity(MODEL.capacity_factor, TOKENS // pools, MODEL)
-            rates.append(np.mean([drop(tokens_of(context, 1000 + seed), slots, pools) for seed in range(3)]))
-        cells = " | ".join(f"{rate:.1%}" for rate in rates)
+    print("| context | sequences a device | " + " | ".join(WAYS) + " |")
+    print("|---" * (2 + len(WAYS)) + "|")
+    for context in CONTEXTS:
+        mean = np.mean([rates(tokens_of(context, 1000 + seed)) for seed in range(SEEDS)], axis=0)
+        cells = " | ".join(f"{rate:.1%}" for rate in mean)
         print(f"| {context} | {TOKENS // DEVICES // context} | {cells} |", flush=True)
 
 
