@@ -138,16 +138,18 @@ def _scale_lr(action: plan.ScaleLr, seen: Aftermath) -> str | None:
     return _shown("plan/lr_scale", seen.receipt.before.lr_scale * action.factor, seen)
 
 
-def _in_receipt(field: str, key: str) -> Callable[[Any, Aftermath], str | None]:
-    """For what telemetry does not carry: the receipt shows it, and training has gone on."""
+def _setting(field: str, key: str) -> Callable[[Any, Aftermath], str | None]:
+    """A number of the plan that steps show as `plan/<key>`; a trainer that never says it is taken at its receipt's word."""
 
-    def seen_in_receipt(action: Any, seen: Aftermath) -> str | None:
+    def seen_setting(action: Any, seen: Aftermath) -> str | None:
+        if not len(seen.after):
+            return "No step was trained since the receipt."
         wanted, after = getattr(action, field), getattr(seen.receipt.after, key)
-        if not np.isclose(wanted, after):
-            return f"{key} should be {wanted:g}; the receipt says {after:g}."
-        return None if len(seen.after) else "No step was trained since the receipt."
+        if seen.world.recent.has(f"plan/{key}"):
+            return _shown(f"plan/{key}", wanted, seen)
+        return None if np.isclose(wanted, after) else f"{key} should be {wanted:g}; the receipt says {after:g}."
 
-    return seen_in_receipt
+    return seen_setting
 
 
 def _checkpoint(action: plan.CheckpointNow, seen: Aftermath) -> str | None:
@@ -171,10 +173,10 @@ _SEEN: Mapping[str, Callable[[Any, Aftermath], str | None]] = {
     "set_data_mixture": _mixture,
     "rewind": _rewind,
     "scale_lr": _scale_lr,
-    "set_z_loss_weight": _in_receipt("weight", "z_loss_weight"),
-    "set_capacity_factor": _in_receipt("factor", "capacity_factor"),
-    "set_balance_rate": _in_receipt("rate", "balance_rate"),
-    "set_context_length": _in_receipt("tokens", "context_length"),
+    "set_z_loss_weight": _setting("weight", "z_loss_weight"),
+    "set_capacity_factor": _setting("factor", "capacity_factor"),
+    "set_balance_rate": _setting("rate", "balance_rate"),
+    "set_context_length": _setting("tokens", "context_length"),
     "checkpoint_now": _checkpoint,
     "pause": _in_phase(Phase.PAUSED, Phase.FINISHED),
     "resume": _in_phase(Phase.TRAIN, Phase.EVAL, Phase.CHECKPOINT, Phase.FINISHED),

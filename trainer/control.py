@@ -57,7 +57,7 @@ def _number(action: Action, key: str, low: float, high: float = math.inf) -> flo
         raise RejectedError(f"{action['action']}: {key} must be a finite number, not {value!r}")
     if not low <= value <= high:
         raise RejectedError(f"{action['action']}: {key} must lie in {low:g} … {high:g}, not {value:g}")
-    return value
+    return float(value)  # a whole number would be another type of argument to the compiled step
 
 
 def _count(action: Action, key: str, low: int) -> int:
@@ -210,8 +210,10 @@ def _check_conditions(directive: Mapping[str, Any], at: Boundary, now: float) ->
         raise RejectedError(f"the run is at {at.tokens} tokens, past max_tokens {high}")
 
 
-def receipt(directive_id: str, at: Boundary, before: PlanState, after: PlanState, reason: str | None) -> dict[str, Any]:
-    """The answer to a directive: applied, or rejected for `reason`."""
+def receipt(
+    directive_id: str, at: Boundary, before: PlanState, after: PlanState, reason: str | None, compiles: int = 0
+) -> dict[str, Any]:
+    """The answer to a directive: applied, for which so many programs were compiled, or rejected for `reason`."""
     return {
         "version": 1,
         "id": directive_id,
@@ -221,6 +223,7 @@ def receipt(directive_id: str, at: Boundary, before: PlanState, after: PlanState
         "step": at.step,
         "tokens": at.tokens,
         "time": time.time(),
+        "compiles": compiles,
         "before": before.public(),
         "after": after.public(),
     }

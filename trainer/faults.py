@@ -6,10 +6,12 @@ or of a setting that has run its course does not come again.
 """
 
 import collections
+import dataclasses
 import os
 import resource
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runwatch.trainer.config import Plan
+from runwatch.trainer.plan import PlanState
 from runwatch.trainer.step import Knobs, State
 
 DEFAULTS: dict[str, dict[str, float | str]] = {
@@ -25,7 +29,7 @@ DEFAULTS: dict[str, dict[str, float | str]] = {
     "lr_spike": {"steps": 20, "factor": 30.0},
     "label_shuffle": {"steps": 1_000_000, "source": "code"},
     "router_collapse": {"steps": 1},
-    "bias_runaway": {"steps": 1_000_000, "rate": 1.0},
+    "bias_runaway": {"rate": 1.0},
     "context_jump": {"factor": 4},
     "slow_step": {"steps": 1_000_000, "seconds": 0.1},
     "straggler": {"steps": 1_000_000, "seconds": 0.5, "every": 5},
@@ -41,6 +45,8 @@ DEFAULTS: dict[str, dict[str, float | str]] = {
     "clock_jump": {"seconds": -3600.0},
 }
 """Every kind with its arguments and their defaults."""
+PHASES = ("train", "eval", "checkpoint")
+"""Where a hang may lie."""
 
 
 class FaultError(ValueError):
@@ -88,6 +94,22 @@ def _value(text: str, default: float | str, value: str) -> float | str:
         return float(value)
     except ValueError:
         raise FaultError(f"fault {text!r}: {value!r} is not a number") from None
+
+
+def check(faults: Iterable[Fault], plan: Plan) -> None:
+    """Raise `FaultError` for a fault that would do nothing, or that no run of this plan can carry out."""
+    sources: list[str] = sorted({*plan.mixture.stable, *(plan.mixture.decay or {})})
+    for fault in faults:
+        phase, source = fault.args.get("phase"), fault.args.get("source")
+        if phase not in (None, *PHASES):
+            raise FaultError(f"{fault.kind}: unknown phase {phase!r}; known: {', '.join(PHASES)}")
+        if source not in (None, *sources):
+            raise FaultError(f"{fault.kind}: unknown source {source!r}; this run has {', '.join(sources)}")
+        longer = plan.context_length * int(fault.args["factor"]) if fault.kind == "context_jump" else 1
+        if longer < 1 or plan.tokens_per_step % longer:
+            raise FaultError(
+                f"context_jump: sequences of {longer} tokens do not divide the {plan.tokens_per_step} of a step"
+            )
 
 
 class Faults:
@@ -148,10 +170,16 @@ class Faults:
             position += int(fault.args["ahead"]) * sequences
         return position
 
-    def context_length(self, step: int, length: int) -> int:
-        """The context length in force, longer from a context jump on."""
-        jumps = [fault for fault in self._faults if fault.kind == "context_jump" and step >= fault.step]
-        return length * int(jumps[-1].args["factor"]) if jumps else length
+    def plan(self, step: int, plan: PlanState) -> PlanState:
+        """The plan in force with a setting gone wrong: a longer context, a balance rate that runs away.
+
+        It stays so until a directive sets it again, as after a planned change that was a mistake.
+        """
+        for fault in self._once(step, "context_jump"):
+            plan = dataclasses.replace(plan, context_length=plan.context_length * int(fault.args["factor"]))
+        for fault in self._once(step, "bias_runaway"):
+            plan = dataclasses.replace(plan, balance_rate=float(fault.args["rate"]))
+        return plan
 
     def batch(
         self, place: int, tokens: NDArray[np.uint8], weights: NDArray[np.float32], sources: list[str]
@@ -173,11 +201,9 @@ class Faults:
         return tokens, weights
 
     def knobs(self, step: int, knobs: Knobs) -> Knobs:
-        """The traced scalars of the step: a learning rate multiplied, a balance rate that runs away."""
+        """The traced scalars of the step, with the learning rate multiplied."""
         for fault in self._passing(step, "lr_spike"):
             knobs = knobs._replace(learning_rate=knobs.learning_rate * float(fault.args["factor"]))
-        for fault in self._passing(step, "bias_runaway"):
-            knobs = knobs._replace(balance_rate=float(fault.args["rate"]))
         return knobs
 
     def state(self, step: int, state: State) -> State:

@@ -1,10 +1,11 @@
 """One training step and one evaluation as jitted functions; all scalars of a step leave the device as one packed vector.
 
-Learning rate, z-loss weight and balance rate are traced, so a directive that changes them compiles nothing; capacity factor
-and context length fix shapes and compile once per value.
+Learning rate, z-loss weight and balance rate are arguments of the step, so a directive that changes them compiles nothing; capacity
+factor and context length fix shapes, and new shapes cost one compilation.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ from jax import Array
 
 from runwatch.trainer.config import Model
 from runwatch.trainer.model import Losses, forward, initialise, losses
-from runwatch.trainer.moe import Params, balance
+from runwatch.trainer.moe import Params, Stats, balance
 from runwatch.trainer.optim import Rates, optimizer
+from runwatch.trainer.parallel import ALONE, Layout
 
 SCALARS = (
     "train/loss",
@@ -87,14 +89,24 @@ def _pack(out: Losses, grad_norm: Array, skipped: Array, params: Params, bias: A
     )
 
 
-def make_step(model: Model, rates: Rates, capacity_factor: float) -> Callable[..., tuple[State, Array]]:
-    """The jitted step: state, knobs, tokens (B, S+1) uint8, loss weights (B, S) → new state, packed vector.
+Network = Callable[[Params, Array, Array], tuple[Array, Stats]]
+"""Parameters, router bias and tokens (B, S) → logits (B, S, V) and the statistics of the layers."""
+
+
+def make_step(model: Model, rates: Rates, capacity_factor: float, layout: Layout = ALONE) -> jax.stages.Wrapped:
+    """The jitted step of the mixture of experts, spread over the devices of `layout`."""
+    network = functools.partial(forward, m=model, capacity_factor=capacity_factor, layout=layout)
+    return step_of(network, model, rates, layout)
+
+
+def step_of(network: Network, model: Model, rates: Rates, layout: Layout = ALONE) -> jax.stages.Wrapped:
+    """The jitted step of any network: state, knobs, tokens (B, S+1) uint8, loss weights (B, S) → new state, packed vector.
 
     A step whose loss or gradient is not finite is reported as it is and leaves the state unchanged (optim/skipped_step 1).
     """
 
     def objective(params: Params, bias: Array, knobs: Knobs, tokens: Array, weights: Array) -> tuple[Array, Losses]:
-        logits, stats = forward(params, bias, tokens[:, :-1].astype(jnp.int32), model, capacity_factor)
+        logits, stats = network(params, bias, tokens[:, :-1].astype(jnp.int32))
         out = losses(logits, stats, tokens[:, 1:].astype(jnp.int32), weights)
         router_z = model.router_z_loss_weight * jnp.mean(stats.router_z)
         return out.loss + knobs.z_loss_weight * out.z + router_z, out
@@ -109,18 +121,18 @@ def make_step(model: Model, rates: Rates, capacity_factor: float) -> Callable[..
         good = jnp.isfinite(out.loss) & jnp.isfinite(grad_norm)
         params: Any = optax.apply_updates(state.params, updates)
         new = State(params, moments, bias)
-        kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
+        kept = layout.pin(jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state))
         return kept, _pack(out, grad_norm, ~good, kept.params, kept.router_bias)
 
     return step
 
 
-def make_evaluation(model: Model) -> Callable[..., Array]:
+def make_evaluation(model: Model, layout: Layout = ALONE) -> jax.stages.Wrapped:
     """The jitted held-out loss of a batch (B, S+1), without drops: capacity would make it depend on the batch (Marin #8862)."""
 
     @jax.jit
     def evaluate(params: Params, bias: Array, tokens: Array) -> Array:
-        logits, stats = forward(params, bias, tokens[:, :-1].astype(jnp.int32), model, float(model.experts))
+        logits, stats = forward(params, bias, tokens[:, :-1].astype(jnp.int32), model, math.inf, layout)
         targets = tokens[:, 1:].astype(jnp.int32)
         return losses(logits, stats, targets, jnp.ones(targets.shape)).loss
 

@@ -26,6 +26,7 @@ from runwatch.trainer.config import Card, CardError, read_card
 from runwatch.trainer.data import DataOrder, SourceError, fingerprint
 from runwatch.trainer.model import count
 from runwatch.trainer.optim import Rates, closed_form
+from runwatch.trainer.parallel import buffers, layout_of
 from runwatch.trainer.plan import PlanState, lr_fraction
 from runwatch.trainer.step import Knobs, State, initial_state, make_evaluation, make_step, unpack
 from runwatch.trainer.telemetry import Telemetry, next_attempt
@@ -89,11 +90,15 @@ class Trainer:
         self.rates = self._rates()
         sources = tuple(sorted(set(card.plan.mixture.stable) | set(card.plan.mixture.decay or {})))
         self.order = DataOrder(sources, card.seed, card.plan.context_length)
-        self.evaluate = make_evaluation(card.model)
-        self.steps: dict[float, Any] = {}
+        self.layout = layout_of(card)
+        self.evaluate = make_evaluation(card.model, self.layout)
+        self.programs: dict[
+            tuple[int, ...], Any
+        ] = {}  # by buffers of the experts and context length, which fix all shapes
         self.interrupted = False
         self.answers: list[dict[str, Any]] = []  # every receipt of the run, kept in each checkpoint
-        self.loop = Loop(declared_plan(card), initial_state(card.model, self.rates, card.seed))
+        state = self.layout.place(initial_state(card.model, self.rates, card.seed))
+        self.loop = Loop(declared_plan(card), state)
 
     def _rates(self) -> Rates:
         plan = self.card.plan
@@ -110,7 +115,7 @@ class Trainer:
         """Train until the budget, a stop or a signal; returns the exit code."""
         self.emit("init")
         self.resume()
-        self.emit("compile")
+        self.program(self.loop.plan)
         while self.loop.tokens < self.loop.plan.token_budget and not self.loop.stopping and not self.interrupted:
             self.directives()
             if self.loop.plan.paused:
@@ -138,27 +143,27 @@ class Trainer:
 
     def train_step(self) -> None:
         """Draw a batch, take a step, read one packed vector, emit one record."""
-        loop, began, number = self.loop, time.monotonic(), self.loop.step + 1
+        loop, number = self.loop, self.loop.step + 1
         self.faults.begin(number)
         self.telemetry.muted = self.faults.mutes_telemetry(number)
-        length = self.faults.context_length(number, loop.plan.context_length)
-        sequences = self.card.plan.tokens_per_step // length
         self.enter_decay()
+        loop.plan = self.faults.plan(number, loop.plan)
+        program, began = self.program(loop.plan), time.monotonic()
+        sequences = self.card.plan.tokens_per_step // loop.plan.context_length
         loop.position = self.faults.position(number, loop.position, sequences)
-        plan = dataclasses.replace(loop.plan, context_length=length)
-        tokens, sources = self.order.batch(plan, loop.position, sequences)
-        weights = np.ones((sequences, length), np.float32)
+        tokens, sources = self.order.batch(loop.plan, loop.position, sequences)
+        weights = np.ones((sequences, loop.plan.context_length), np.float32)
         place = loop.position // self.card.plan.sequences_per_step + 1
         tokens, weights = self.faults.batch(place, tokens, weights, sources)
         knobs = self.faults.knobs(number, self.knobs(loop.tokens + self.card.plan.tokens_per_step))
-        loop.state = self.faults.state(number, loop.state)
-        loop.state, packed = self.step_function()(loop.state, knobs, tokens, weights)
+        loop.state = self.layout.place(self.faults.state(number, loop.state))
+        loop.state, packed = program(loop.state, knobs, tokens, weights)
         vector = np.asarray(packed)
         self.faults.wait(number, "train")
         loop.step, loop.tokens = number, loop.tokens + self.card.plan.tokens_per_step
         loop.position += sequences
         scalars, layers = unpack(vector, self.card.model.layers)
-        self.report(scalars, layers, sources, fingerprint(tokens), knobs.learning_rate, time.monotonic() - began)
+        self.report(scalars, layers, sources, fingerprint(tokens), knobs, time.monotonic() - began)
 
     def knobs(self, tokens: int) -> Knobs:
         """The traced scalars of the step that ends at `tokens`."""
@@ -166,12 +171,20 @@ class Trainer:
         warmup = round(self.card.plan.token_budget * self.card.plan.learning_rate.warmup_fraction)
         return Knobs(self.rates.muonh * lr_fraction(plan, tokens, warmup), plan.z_loss_weight, plan.balance_rate)
 
-    def step_function(self) -> Any:
-        """The jitted step for the capacity factor in force; one compilation per value and shape."""
-        factor = self.loop.plan.capacity_factor
-        if factor not in self.steps:
-            self.steps[factor] = make_step(self.card.model, self.rates, factor)
-        return self.steps[factor]
+    def program(self, plan: PlanState) -> Any:
+        """The compiled step for the shapes of `plan`: compiled in phase `compile` when they are new, else taken from those that are there.
+
+        Everything else that a directive changes is an argument of the program.
+        """
+        per_step, length = self.card.plan.tokens_per_step, plan.context_length
+        shapes = (*buffers(plan.capacity_factor, per_step, self.card.model, self.layout), length)
+        if shapes not in self.programs:
+            self.emit("compile")
+            step = make_step(self.card.model, self.rates, plan.capacity_factor, self.layout)
+            rows = per_step // length
+            tokens, weights = np.zeros((rows, length + 1), np.uint8), np.ones((rows, length), np.float32)
+            self.programs[shapes] = step.lower(self.loop.state, self.knobs(0), tokens, weights).compile()
+        return self.programs[shapes]
 
     def enter_decay(self) -> None:
         """Move the mixture to its decay shares where the plan's decay begins, unless a directive set the mixture."""
@@ -189,7 +202,7 @@ class Trainer:
         layers: dict[str, Any],
         sources: list[str],
         mark: int,
-        rate: float,
+        knobs: Knobs,
         seconds: float,
     ) -> None:
         """Emit the record of the step just taken."""
@@ -197,7 +210,7 @@ class Trainer:
         speed = self.card.plan.tokens_per_step / seconds
         record: dict[str, Any] = {
             **scalars,
-            "optim/learning_rate": rate,
+            "optim/learning_rate": knobs.learning_rate,
             "throughput/step_time": seconds,
             "throughput/tokens_per_second": speed,
             "throughput/mfu": speed * flops_per_token(self.card) / (hardware.devices * hardware.peak_flops_per_second),
@@ -206,6 +219,10 @@ class Trainer:
             "plan/token_budget": plan.token_budget,
             "plan/decay_start_tokens": plan.decay_start_tokens,
             "plan/lr_scale": plan.lr_scale,
+            "plan/z_loss_weight": knobs.z_loss_weight,
+            "plan/capacity_factor": plan.capacity_factor,
+            "plan/balance_rate": knobs.balance_rate,
+            "plan/context_length": plan.context_length,
             **{f"data/mixture/{name}": sources.count(name) / len(sources) for name in self.order.sources},
         }
         if loop.step % LAYER_DETAIL_EVERY == 0:
@@ -304,7 +321,8 @@ class Trainer:
         arrays = checkpoint.load(candidate.path)
         loop.step = candidate.step
         self.emit("restore")
-        loop.state = jax.tree.unflatten(jax.tree.structure(loop.state), [jax.numpy.asarray(array) for array in arrays])
+        state = jax.tree.unflatten(jax.tree.structure(loop.state), [jax.numpy.asarray(array) for array in arrays])
+        loop.state = self.layout.place(state)
         loop.tokens, loop.position = int(meta["tokens"]), int(meta["position"])
         loop.plan = PlanState.from_json(meta["plan"])
 
@@ -334,13 +352,15 @@ class Trainer:
     def obey(self, name: str, directive: dict[str, Any]) -> None:
         """Apply all of a directive or nothing, save the new plan, then write the receipt."""
         loop, at = self.loop, self.boundary()
+        before = len(self.programs)
         try:
             outcome = control.apply(loop.plan, directive, at, self.faults.clock())
             target = self.target(outcome)
-        except (control.RejectedError, checkpoint.CheckpointError) as error:
+            self.program(outcome.plan)
+        except (control.RejectedError, checkpoint.CheckpointError, jax.errors.JaxRuntimeError) as error:
             self.reject(name, str(error))
             return
-        answer = control.receipt(name, at, loop.plan, outcome.plan, None)
+        answer = control.receipt(name, at, loop.plan, outcome.plan, None, len(self.programs) - before)
         if target and outcome.rewind:
             self.rewind(target, outcome.rewind[1], outcome.plan)
         else:
@@ -391,7 +411,9 @@ def prepare(args: argparse.Namespace) -> tuple[Card, tuple[faults.Fault, ...]]:
     if args.card and not own.exists():
         shutil.copyfile(args.card, own)
     card = read_card(own)
-    return card, tuple(faults.parse(text) for text in (*card.faults, *args.fault))
+    found = tuple(faults.parse(text) for text in (*card.faults, *args.fault))
+    faults.check(found, card.plan)
+    return card, found
 
 
 def main(argv: list[str] | None = None) -> int:

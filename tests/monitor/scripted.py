@@ -14,6 +14,14 @@ import numpy as np
 START = 1.79e9
 TOKENS = 1024
 BUDGET = 3000 * TOKENS
+SETTINGS = {
+    "set_z_loss_weight": ("z_loss_weight", "weight"),
+    "set_capacity_factor": ("capacity_factor", "factor"),
+    "set_balance_rate": ("balance_rate", "rate"),
+    "set_context_length": ("context_length", "tokens"),
+}
+"""What of the plan each of these actions sets, and by which of its fields."""
+SHOWN = ("token_budget", "decay_start_tokens", "lr_scale", *(key for key, _ in SETTINGS.values()))
 CURVE = {"tokens": [0, BUDGET], "loss": [5.55, 2.1], "low": [5.5, 2.05], "high": [5.6, 2.15]}
 
 
@@ -108,9 +116,7 @@ class ScriptedTrainer:
             "optim/grad_norm": float(np.exp(0.1 * np.random.default_rng(self.step + 10**6).standard_normal())),
             "throughput/step_time": 1.0,
             "throughput/tokens_per_second": float(TOKENS),
-            "plan/token_budget": self.plan["token_budget"],
-            "plan/decay_start_tokens": self.plan["decay_start_tokens"],
-            "plan/lr_scale": self.plan["lr_scale"],
+            **{f"plan/{key}": self.plan[key] for key in SHOWN},
             **{f"data/mixture/{source}": share for source, share in self.plan["mixture"].items()},
         }
 
@@ -141,5 +147,8 @@ class ScriptedTrainer:
                 }
             case "set_data_mixture":
                 self.plan |= {"mixture": action["shares"]}
+            case name if name in SETTINGS:
+                key, given = SETTINGS[name]
+                self.plan |= {key: action[given]}
             case other:
                 raise ValueError(f"the scripted trainer does not know {other}")

@@ -211,7 +211,7 @@ def test_a_card_that_cannot_be_read_is_told_with_its_key(tmp_path: Path, train: 
     assert "unknown key model.widht; did you mean width?" in done.stderr
 
 
-def until(holds: Callable[[], object], process: subprocess.Popen[bytes], seconds: float = 120) -> None:
+def until(holds: Callable[[], object], process: subprocess.Popen[bytes], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert process.poll() is None, "the trainer ended early"
