@@ -29,7 +29,7 @@ DEFAULTS: dict[str, dict[str, float | str]] = {
     "lr_spike": {"steps": 20, "factor": 30.0},
     "label_shuffle": {"steps": 1_000_000, "source": "code"},
     "router_collapse": {"steps": 1},
-    "bias_runaway": {"rate": 1.0},
+    "bias_runaway": {"steps": 1_000_000, "rate": 1.0},
     "context_jump": {"factor": 4},
     "slow_step": {"steps": 1_000_000, "seconds": 0.1},
     "straggler": {"steps": 1_000_000, "seconds": 0.5, "every": 5},
@@ -120,6 +120,7 @@ class Faults:
         self._offset = 0.0
         self._begun: set[Fault | int] = set()
         self._acted: collections.Counter[int] = collections.Counter()
+        self._rate_before: dict[int, float] = {}  # the balance rate when a runaway began
 
     def _at(self, step: int, *kinds: str) -> list[Fault]:
         return [fault for fault in self._faults if fault.kind in kinds and fault.active(step)]
@@ -171,14 +172,9 @@ class Faults:
         return position
 
     def plan(self, step: int, plan: PlanState) -> PlanState:
-        """The plan in force with a setting gone wrong: a longer context, a balance rate that runs away.
-
-        It stays so until a directive sets it again, as after a planned change that was a mistake.
-        """
+        """The plan in force; a context jump is a planned change that was a mistake, and stays until a directive sets the length again."""
         for fault in self._once(step, "context_jump"):
             plan = dataclasses.replace(plan, context_length=plan.context_length * int(fault.args["factor"]))
-        for fault in self._once(step, "bias_runaway"):
-            plan = dataclasses.replace(plan, balance_rate=float(fault.args["rate"]))
         return plan
 
     def batch(
@@ -201,9 +197,12 @@ class Faults:
         return tokens, weights
 
     def knobs(self, step: int, knobs: Knobs) -> Knobs:
-        """The traced scalars of the step, with the learning rate multiplied."""
+        """The traced scalars of the step: a learning rate multiplied, a balance rate that runs away until a directive sets another."""
         for fault in self._passing(step, "lr_spike"):
             knobs = knobs._replace(learning_rate=knobs.learning_rate * float(fault.args["factor"]))
+        for fault in self._passing(step, "bias_runaway"):
+            if knobs.balance_rate == self._rate_before.setdefault(id(fault), knobs.balance_rate):
+                knobs = knobs._replace(balance_rate=float(fault.args["rate"]))
         return knobs
 
     def state(self, step: int, state: State) -> State:

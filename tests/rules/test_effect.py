@@ -66,6 +66,7 @@ def obeyed(*actions: Action, steps: int = 30) -> World:
         (SetCapacityFactor(factor=1.5),),
         (SetBalanceRate(rate=0.02),),
         (SetContextLength(tokens=50),),
+        (SetZLossWeight(weight=0.001),),
     ],
 )
 def test_an_obeyed_action_is_seen_and_an_ignored_one_is_not(actions: tuple[Action, ...]) -> None:
@@ -78,6 +79,35 @@ def test_a_receipt_alone_is_no_effect() -> None:
     for action in (SetTokenBudget(tokens=1_500_000), MIXTURE, DECAY, SetZLossWeight(weight=0.001)):
         (sentence,) = missing_effects([action], receipt(action), world(RECEIPT_STEP))
         assert sentence.endswith(".")
+
+
+SETTINGS = (
+    SetZLossWeight(weight=0.001), SetCapacityFactor(factor=1.5), SetBalanceRate(rate=0.02), SetContextLength(tokens=50),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("action", SETTINGS, ids=lambda action: action.action)
+def test_a_setting_that_the_receipt_claims_and_the_steps_do_not_show_is_missed(action: Action) -> None:
+    (sentence,) = missing_effects([action], receipt(action), world(630))
+    assert sentence.startswith("plan/")
+    assert " should read " in sentence
+
+
+@pytest.mark.parametrize("action", SETTINGS, ids=lambda action: action.action)
+def test_of_a_setting_that_a_trainer_never_emits_the_receipt_is_believed_once_a_step_was_trained(
+    action: Action,
+) -> None:
+    silent = blind(world(630))
+    assert missing_effects([action], receipt(action), silent) == []
+    assert missing_effects([action], receipt(action), blind(world(RECEIPT_STEP))) != []
+    claimed = receipt(action).model_copy(update={"after": PLAN})
+    assert "the receipt says" in missing_effects([action], claimed, silent)[0]
+
+
+def blind(at: World) -> World:
+    """The same run by a trainer that emits no `plan/` signal."""
+    kept = {name: column for name, column in at.recent.columns.items() if not name.startswith("plan/")}
+    return replace(at, recent=replace(at.recent, columns=kept))
 
 
 def test_a_learning_rate_that_does_not_fall_is_missed() -> None:

@@ -60,6 +60,8 @@ FIELDS = {
     "set_z_loss_weight": {"z_loss_weight": "weight"},
 }
 """What of the plan in force each action sets, by the action's own field."""
+NUMBERS = ("z_loss_weight", "capacity_factor", "balance_rate", "context_length")
+"""What of the plan in force each train record carries beside budget, decay and scale."""
 
 
 def settings(**changed: Mapping[str, Any]) -> dict[str, PlanRules]:
@@ -79,6 +81,7 @@ def telemetry(step: int, plan: PlanState | None = None, attempt: int = 0, positi
         "plan/token_budget": np.full(len(steps), float(plan.token_budget)),
         "plan/decay_start_tokens": np.full(len(steps), float(plan.decay_start_tokens)),
         "plan/lr_scale": np.full(len(steps), plan.lr_scale),
+        **{f"plan/{name}": np.full(len(steps), float(getattr(plan, name))) for name in NUMBERS},
         "data/position": (steps - step) * 10.0 + (step * 10 if position is None else position),
         **{f"data/mixture/{name}": np.full(len(steps), share) for name, share in plan.mixture.items()},
     }
