@@ -28,15 +28,16 @@ from runwatch.rules import (
     Alert,
     Directive,
     Execution,
-    ExecutionState,
     Mark,
     NodeVerdict,
+    PlanRules,
     Receipt,
     Transition,
     World,
     advance,
     all_nodes,
     evaluate,
+    from_control,
     policy_of,
 )
 
@@ -205,43 +206,13 @@ def _unwatched(run_dir: Path, receipts: Mapping[str, Receipt]) -> Remembered:
             directive = Directive.model_validate_json(path.read_bytes())
         except (OSError, ValidationError):
             continue
-        found.append(_execution(directive, receipts.get(directive.id)))
+        receipt = receipts.get(directive.id)
+        step, tokens = (receipt.step, float(receipt.tokens)) if receipt else (0, float("nan"))
+        at = Mark(time=directive.created, records=0, step=step, tokens=tokens)
+        found.append(from_control(directive, receipt, PlanRules(), at))
     executions = tuple(sorted(found, key=lambda one: one.proposed.time))
     saved = Saved(cursor={}, alerts={}, executions=executions, decisions={}, plans_enabled=True, declarations=())
     return Remembered(run_name(run_dir), False, saved)
-
-
-def _execution(directive: Directive, receipt: Receipt | None) -> Execution:
-    """What a request and its receipt tell of an execution; nobody verified its effect."""
-    states = {
-        None: ExecutionState.REQUESTED,
-        "applied": ExecutionState.ACKNOWLEDGED,
-        "rejected": ExecutionState.REJECTED,
-    }
-    step, tokens = (receipt.step, float(receipt.tokens)) if receipt else (0, float("nan"))
-    made = Mark(time=directive.created, records=0, step=step, tokens=tokens)
-    return Execution(
-        id=directive.id,
-        node=directive.node,
-        plan=directive.plan,
-        mode="confirm",
-        state=states[receipt.status if receipt else None],
-        evidence=directive.evidence,
-        checks=(),
-        actions=directive.actions,
-        effects=(),
-        attempt=directive.attempt,
-        preconditions=directive.preconditions,
-        expires=directive.expires,
-        ack_seconds=max(directive.expires - directive.created, 0.0),
-        verify_records=0,
-        verify_seconds=0.0,
-        proposed=made,
-        requested=made,
-        acknowledged=made.model_copy(update={"time": receipt.time}) if receipt else None,
-        reason=receipt.reason if receipt else None,
-        receipt=receipt,
-    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from runwatch.monitor.notify import Kind, Message, PlanPayload, Severity
 from runwatch.monitor.status import Status
 from runwatch.rules import Execution, ExecutionState
 from runwatch.rules.carry_out import told
-from runwatch.rules.execution import ESCALATE
 
 
 def plan_message(run: str, directory: str, links: Mapping[str, str], now: float, execution: Execution) -> Message:
@@ -19,7 +18,7 @@ def plan_message(run: str, directory: str, links: Mapping[str, str], now: float,
 
 def plan_payload(run: str, directory: str, links: Mapping[str, str], execution: Execution) -> PlanPayload:
     """The execution as the notifiers get it."""
-    severity: Severity = "critical" if execution.state in ESCALATE else "warning"
+    severity: Severity = "critical" if execution.calls_person else "warning"
     verb = f"{directory} {execution.id} --by NAME --reason TEXT"
     return {
         "id": execution.id,

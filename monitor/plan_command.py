@@ -1,7 +1,6 @@
 """`runwatch plan`: look at fallback plans, decide on what waits, switch them off."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -51,16 +50,8 @@ def described(execution: Execution) -> str:
     if execution.command:
         lines.append(f"  command: {' '.join(execution.command)}")
     if execution.forecast:
-        lines.append(f"  {_forecast(execution.forecast)}")
+        lines.append(f"  {execution.forecast.sentence}")
     return "\n".join(lines)
-
-
-def _forecast(forecast: Any) -> str:
-    old, new = forecast.old, forecast.new
-    return (
-        f"predicted final loss: {new.loss:.4f} ({new.low:.4f} to {new.high:.4f}); "
-        f"under the plan in force {old.loss:.4f} ({old.low:.4f} to {old.high:.4f})"
-    )
 
 
 @plan.command()

@@ -115,19 +115,11 @@ def described(found: Preview) -> list[str]:
         return [*lines, f"It would not be proposed: {found.proposal.reason}"]
     settings = world.settings[found.node.name]
     lines += [f"- {effect}" for effect in found.proposal.effects]
-    lines.append(_forecast_sentence(found.proposal.forecast))
+    forecast = found.proposal.forecast
+    unknown = "No final loss is predicted: the plan keeps the budget, or no ladder with a formula is registered."
+    lines.append(forecast.sentence if forecast else unknown)
     modes = {"observe": "only noted", "confirm": "asked of a person first", "auto": "done without asking"}
     return [*lines, f"Mode {settings.mode}: it would be {modes[settings.mode]}."]
-
-
-def _forecast_sentence(forecast: Forecast | None) -> str:
-    if forecast is None:
-        return "No final loss is predicted: the plan keeps the budget, or no ladder with a formula is registered."
-    old, new = forecast.old, forecast.new
-    return (
-        f"The predicted final loss is {new.loss:.4f} nats (95 %: {new.low:.4f} to {new.high:.4f}), {new.loss - old.loss:+.4f} "
-        f"against {old.loss:.4f} ({old.low:.4f} to {old.high:.4f}) under the plan in force."
-    )
 
 
 def page(found: Preview) -> str:

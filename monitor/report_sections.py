@@ -38,6 +38,7 @@ OUTCOMES: Mapping[ExecutionState, tuple[Tone, str]] = {
     ExecutionState.UNACKNOWLEDGED: ("critical", "The trainer did not answer in time."),
     ExecutionState.UNVERIFIED: ("critical", "Applied, but its effect was not seen in telemetry in time."),
     ExecutionState.SUPERSEDED: ("quiet", "Withdrawn: something else went first."),
+    ExecutionState.UNPLANNED: ("critical", "No plan could be made; a person was called."),
 }
 
 

@@ -11,18 +11,26 @@ from runwatch.rules.alert import (
     Alert,
     AlertPolicy,
     AlertState,
-    Incident,
     Moment,
     Reason,
     Transition,
     advance,
-    incidents_of,
     inhibited,
     policy_of,
 )
 from runwatch.rules.carry_out import advance_execution
-from runwatch.rules.execution import Decision, Event, Execution, ExecutionState, Forecast, Mark, Prediction
-from runwatch.rules.node import Decided, Node, NodeState, NodeVerdict, Proposal, Refusal, decide, evaluate, preview
+from runwatch.rules.deciding import Decided, decide
+from runwatch.rules.execution import (
+    Decision,
+    Event,
+    Execution,
+    ExecutionState,
+    Forecast,
+    Mark,
+    Prediction,
+    from_control,
+)
+from runwatch.rules.node import Node, NodeState, NodeVerdict, Proposal, Refusal, evaluate, preview
 from runwatch.rules.plan import Action, Directive, PlanRules, PlanState, Preconditions, Receipt
 from runwatch.rules.world import Checkpoint, Curve, Formula, PlannedRun, Throughput, World
 
@@ -41,7 +49,6 @@ __all__ = [
     "ExecutionState",
     "Forecast",
     "Formula",
-    "Incident",
     "Mark",
     "Moment",
     "Node",
@@ -64,7 +71,7 @@ __all__ = [
     "all_nodes",
     "decide",
     "evaluate",
-    "incidents_of",
+    "from_control",
     "inhibited",
     "policy_of",
     "preview",

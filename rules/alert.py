@@ -135,20 +135,6 @@ class Transition:
     alert: Alert
 
 
-@dataclass(frozen=True)
-class Incident:
-    """One life of an alert: opened, first critical, resolved (None: never, or not yet)."""
-
-    check: str
-    worst: Level
-    since: Moment
-    opened: Moment
-    critical: Moment | None
-    last_bad: Moment
-    resolved: Moment | None
-    message: str
-
-
 def advance(
     alert: Alert, check: Check, verdicts: Verdicts, signals: Signals, policy: AlertPolicy
 ) -> tuple[Alert, tuple[Transition, ...]]:
@@ -171,29 +157,6 @@ def inhibited(alerts: Mapping[str, Alert]) -> frozenset[str]:
     if progress is None or progress.state is not AlertState.FIRING or progress.severity is not Level.CRITICAL:
         return frozenset()
     return frozenset(alerts) - {"progress"}
-
-
-def incidents_of(check: Check, verdicts: Verdicts, signals: Signals, policy: AlertPolicy) -> tuple[Incident, ...]:
-    """Every incident of a whole run, in the order in which they opened."""
-    last, transitions = advance(Alert(check=check.name), check, verdicts, signals, policy)
-    incidents: list[Incident] = []
-    critical: Moment | None = None
-    for transition in transitions:
-        critical = critical or transition.alert.critical_since
-        if transition.reason is Reason.RESOLVED:
-            incidents.append(_incident(transition.alert, critical, transition.alert.resolved))
-            critical = None
-    if last.state is AlertState.FIRING:
-        incidents.append(_incident(last, critical, None))
-    return tuple(incidents)
-
-
-def _incident(alert: Alert, critical: Moment | None, resolved: Moment | None) -> Incident:
-    if alert.since is None or alert.fired is None or alert.last_bad is None:
-        raise ValueError(f"the alert {alert.check} has not fired")
-    return Incident(
-        alert.check, alert.worst, alert.since, alert.fired, critical, alert.last_bad, resolved, alert.message
-    )
 
 
 class _Block:

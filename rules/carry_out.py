@@ -6,6 +6,7 @@
        |           |            |              +-> unverified        effect not seen in time: a person is called
        |           |            +-> rejected | unacknowledged        the trainer refused | did not answer
        +-----------+-> expired | superseded | refused_by_person
+    unplanned                                       (the condition holds, no plan can be made: a person is called)
 
 `requested` is stored before the directive is written, so the file may be written again after a crash: its name is the
 execution's id and its content follows from the stored execution alone. An ended execution never changes.
@@ -16,7 +17,7 @@ from typing import Any
 
 from runwatch.checks import Phase
 from runwatch.rules.effect import missing_effects
-from runwatch.rules.execution import ESCALATE, OPEN, Decision, Event, Execution, ExecutionState, Mark
+from runwatch.rules.execution import OPEN, Decision, Event, Execution, ExecutionState, Mark
 from runwatch.rules.plan import Receipt
 from runwatch.rules.world import World
 
@@ -42,7 +43,7 @@ def advance_execution(
     while (step := _due(execution, world, receipt, decision, recovered)) is not None:
         was = execution.state
         execution = _taken(execution, step, mark(world))
-        events.append(Event(execution, was, told(execution), execution.state in ESCALATE))
+        events.append(Event(execution, was, told(execution), execution.calls_person))
     return execution, tuple(events)
 
 
@@ -99,8 +100,15 @@ def _withdrawn(execution: Execution, world: World, decision: Decision | None) ->
     if broken is not None:
         return ExecutionState.EXPIRED, f"{broken}.", {}
     if world.now >= execution.expires:
-        return ExecutionState.EXPIRED, "nobody decided in time; decide anew with `runwatch plan list`.", {}
+        return ExecutionState.EXPIRED, _why_expired(execution, world, decision), {}
     return None
+
+
+def _why_expired(execution: Execution, world: World, decision: Decision | None) -> str:
+    if decision is None and execution.decided is None:
+        return f"nobody decided within {execution.expires - execution.proposed.time:,.0f} s."
+    held = "plans were switched off" if not world.plans_enabled else "the daemon did not run"
+    return f"{decision.by if decision else execution.by} approved it, but {held} until it had expired."
 
 
 def _from_proposed(execution: Execution, world: World, decision: Decision | None) -> Step | None:

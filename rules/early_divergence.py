@@ -107,6 +107,12 @@ def propose(world: World, settings: EarlyDivergenceSettings) -> Proposal | Refus
     return Proposal(actions, effects, _preconditions(world, cut, settings), forecast(world, budget))
 
 
+def exhausted(world: World, settings: EarlyDivergenceSettings) -> Proposal | Refusal:
+    """The plan has been carried out as often as it may: what could be done is done."""
+    del world
+    return Refusal(f"the budget has been shortened {settings.max_executions} times, as often as it may.", settled=True)
+
+
 def _preconditions(world: World, cut: SetTokenBudget, settings: EarlyDivergenceSettings) -> Preconditions:
     """Only in this attempt and before the window ends: the trainer is held to it as well."""
     last = min(int(settings.window_fraction * world.plan.token_budget), cut.tokens)
@@ -128,4 +134,5 @@ NODE = Node(
     condition=condition,
     propose=propose,
     rank=2,
+    exhausted=exhausted,
 )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from runwatch.rules.plan import Action, Directive, Mode, Preconditions, Receipt, Record
+from runwatch.rules.plan import Action, Directive, Mode, PlanRules, Preconditions, Receipt, Record
 
 
 class ExecutionState(StrEnum):
@@ -21,6 +21,7 @@ class ExecutionState(StrEnum):
     UNACKNOWLEDGED = "unacknowledged"
     UNVERIFIED = "unverified"
     SUPERSEDED = "superseded"
+    UNPLANNED = "unplanned"
 
 
 OPEN = frozenset(
@@ -34,6 +35,7 @@ ESCALATE = frozenset(
         ExecutionState.EXPIRED,
         ExecutionState.UNACKNOWLEDGED,
         ExecutionState.UNVERIFIED,
+        ExecutionState.UNPLANNED,
     }
 )
 """Ends that need a person."""
@@ -73,6 +75,15 @@ class Forecast(Record):
 
     old: Prediction
     new: Prediction
+
+    @property
+    def sentence(self) -> str:
+        """Both, with their difference and their intervals."""
+        old, new = self.old, self.new
+        return (
+            f"The predicted final loss is {new.loss:.4f} nats (95 %: {new.low:.4f} to {new.high:.4f}), "
+            f"{new.loss - old.loss:+.4f} against {old.loss:.4f} ({old.low:.4f} to {old.high:.4f}) under the plan in force."
+        )
 
 
 class Execution(Record):
@@ -115,6 +126,13 @@ class Execution(Record):
         return self.state in OPEN
 
     @property
+    def calls_person(self) -> bool:
+        """Whether somebody must look now: it went wrong, no plan could be made, or it holds the run for a person."""
+        holds = any(action.action == "pause" for action in self.actions)
+        asks = self.state in (ExecutionState.PROPOSED, ExecutionState.REQUESTED)
+        return self.state in ESCALATE or (holds and asks)
+
+    @property
     def directive(self) -> Directive:
         """What is written to `control/requests/`; the same for every writing.
 
@@ -134,6 +152,41 @@ class Execution(Record):
             preconditions=self.preconditions,
             actions=self.actions,
         )
+
+
+def from_control(directive: Directive, receipt: Receipt | None, rules: PlanRules, now: Mark) -> Execution:
+    """The execution that a request and its receipt tell of, where nothing else is known of it (a lost database)."""
+    states = {
+        None: ExecutionState.REQUESTED,
+        "applied": ExecutionState.ACKNOWLEDGED,
+        "rejected": ExecutionState.REJECTED,
+    }
+    made = now.model_copy(update={"time": directive.created})
+    answered = now.model_copy(update={"time": receipt.time}) if receipt else None
+    rejected = receipt is not None and receipt.status == "rejected"
+    return Execution(
+        id=directive.id,
+        node=directive.node,
+        plan=directive.plan,
+        mode=rules.mode,
+        state=states[receipt.status if receipt else None],
+        evidence=directive.evidence,
+        checks=(),
+        actions=directive.actions,
+        effects=(),
+        attempt=directive.attempt,
+        preconditions=directive.preconditions,
+        expires=directive.expires,
+        ack_seconds=max(directive.expires - directive.created, 0.0),
+        verify_records=rules.verify_records,
+        verify_seconds=rules.verify_seconds,
+        proposed=made,
+        requested=made,
+        acknowledged=None if rejected else answered,
+        ended=answered if rejected else None,
+        reason=receipt.reason if receipt else None,
+        receipt=receipt,
+    )
 
 
 class Decision(Record):

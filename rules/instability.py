@@ -112,7 +112,7 @@ def exhausted(world: World, settings: InstabilitySettings) -> Proposal | Refusal
     """What comes after the last rewind: `early_divergence` inside its window, a pause for a person after it."""
     del settings
     if handed_on(world):
-        return Refusal("the rewinds are used up; early_divergence takes over.", handed_on=True)
+        return Refusal("the rewinds are used up; early_divergence takes over.", settled=True)
     effect = f"The run holds at the next step boundary: {rewinds(world)} rewinds have not made it stable."
     return Proposal((Pause(),), (effect,), Preconditions(attempt=world.attempt))
 

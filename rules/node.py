@@ -1,19 +1,15 @@
-"""A risk node: a window of the run, a condition over alerts, and the plan that was written down with it.
-
-`decide` is the whole of what the rules say in one tick: it carries the open execution on, evaluates every node against
-one frozen `World`, and proposes at most one plan.
-"""
+"""A risk node: a window of the run, a condition over alerts, and the plan that was written down with it."""
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from runwatch.rules.carry_out import Recovered, advance_execution, mark, supersede, told
-from runwatch.rules.execution import Decision, Event, Execution, ExecutionState, Forecast, Mark
-from runwatch.rules.plan import Action, PlanRules, Preconditions, Receipt
+from runwatch.rules.carry_out import Recovered
+from runwatch.rules.execution import Execution, ExecutionState, Forecast, Mark
+from runwatch.rules.plan import Action, PlanRules, Preconditions
 from runwatch.rules.world import World, spent
 
 
@@ -43,10 +39,10 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why the plan cannot be made now; a person is needed unless another node takes over (`handed_on`)."""
+    """Why the plan cannot be made now; a person is called unless it is `settled`: another node takes over, or it is done."""
 
     reason: str
-    handed_on: bool = False
+    settled: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,15 +99,6 @@ class NodeVerdict:
     needs_person: bool = False
 
 
-@dataclass(frozen=True)
-class Decided:
-    """What one tick decided: executions that changed or are new, what to tell of them, and how each node stands."""
-
-    executions: tuple[Execution, ...]
-    events: tuple[Event, ...]
-    nodes: tuple[NodeVerdict, ...]
-
-
 def evaluate(node: Node, world: World, settings: PlanRules) -> NodeVerdict:
     """How `node` stands in `world`."""
 
@@ -127,13 +114,13 @@ def evaluate(node: Node, world: World, settings: PlanRules) -> NodeVerdict:
         return verdict(NodeState.OUTSIDE_WINDOW, outside, condition)
     if condition.progress < 1:
         return verdict(NodeState.ARMED if condition.progress > 0 else NodeState.QUIET, condition.reason, condition)
-    guard = _guard(node, world, settings)
-    if guard is not None:
-        return verdict(NodeState.BLOCKED, f"{condition.reason} But {guard}", condition)
+    held = guard(node, world, settings)
+    if held is not None:
+        return verdict(NodeState.BLOCKED, f"{condition.reason} But {held}", condition)
     proposal = _proposal(node, world, settings)
     if isinstance(proposal, Refusal):
         reason = f"{condition.reason} But {proposal.reason}"
-        return verdict(NodeState.BLOCKED, reason, condition, needs_person=not proposal.handed_on)
+        return verdict(NodeState.BLOCKED, reason, condition, needs_person=not proposal.settled)
     return verdict(NodeState.FIRING, condition.reason, condition, proposal=proposal)
 
 
@@ -143,26 +130,8 @@ def preview(node: Node, world: World, settings: PlanRules) -> Proposal | Refusal
     return Refusal(outside) if outside is not None else node.propose(world, settings)
 
 
-def decide(
-    nodes: Mapping[str, Node],
-    world: World,
-    receipts: Mapping[str, Receipt],
-    decisions: Mapping[str, Decision],
-) -> Decided:
-    """One tick of the rules. `receipts` and `decisions` are by execution id; those already used may be given again."""
-    carried = [_carried_on(one, nodes, world, receipts, decisions) for one in world.executions if one.open]
-    changed = {execution.id: execution for execution, events in carried if events}
-    events = [event for _, happened in carried for event in happened]
-    world = replace(world, executions=tuple(changed.get(one.id, one) for one in world.executions))
-    verdicts = tuple(evaluate(node, world, _settings(node, world)) for node in nodes.values())
-    for verdict in _in_order(nodes, world, verdicts):
-        world, new = _propose(nodes[verdict.node], world, verdict)
-        changed |= {event.execution.id: event.execution for event in new}
-        events += new
-    return Decided(tuple(changed.values()), tuple(events), verdicts)
-
-
-def _settings(node: Node, world: World) -> PlanRules:
+def settings_of(node: Node, world: World) -> PlanRules:
+    """The node's settings in this world, or its defaults."""
     return world.settings.get(node.name) or node.settings()
 
 
@@ -175,7 +144,7 @@ def _outside(node: Node, world: World, settings: PlanRules) -> str | None:
     return f"The run is at {at:.1%} of its token budget; the window is {begin:.0%} to {end:.0%}."
 
 
-def _guard(node: Node, world: World, settings: PlanRules) -> str | None:
+def guard(node: Node, world: World, settings: PlanRules) -> str | None:
     """What forbids any plan now, or None."""
     if not world.plans_enabled:
         return "plans are switched off; `runwatch plan enable` switches them on."
@@ -184,12 +153,19 @@ def _guard(node: Node, world: World, settings: PlanRules) -> str | None:
     other = next((one for one in world.executions if one.open), None)
     if other is not None and not _yields(other, settings):
         return f"{other.id} is under way, and one plan at a time is carried out."
-    last = [one for one in world.executions if one.node == node.name and one.state is not ExecutionState.SUPERSEDED]
-    if last:
-        rest = settings.cooldown_records - (world.records - _latest(last[-1]).records)
-        if rest > 0:
-            return f"{last[-1].id} was {last[-1].state.replace('_', ' ')} a short time ago; {rest} records remain."
+    last = [one for one in world.executions if one.node == node.name and one.state not in _NO_COOLDOWN]
+    if last and (rest := cooldown(last[-1], world, settings)) > 0:
+        return f"{last[-1].id} was {last[-1].state.replace('_', ' ')} a short time ago; {rest} records remain."
     return None
+
+
+_NO_COOLDOWN = (ExecutionState.SUPERSEDED, ExecutionState.UNPLANNED)
+"""Nothing was asked of the trainer, and nobody has said no."""
+
+
+def cooldown(last: Execution, world: World, settings: PlanRules) -> int:
+    """Train records until the cooldown after an execution is over; 0 or less when it is."""
+    return settings.cooldown_records - (world.records - _latest(last).records)
 
 
 def _yields(other: Execution, settings: PlanRules) -> bool:
@@ -209,66 +185,3 @@ def _proposal(node: Node, world: World, settings: PlanRules) -> Proposal | Refus
     if node.exhausted is not None:
         return node.exhausted(world, settings)
     return Refusal(f"{node.plan} has been carried out {settings.max_executions} times, as often as the card allows.")
-
-
-def _carried_on(
-    execution: Execution,
-    nodes: Mapping[str, Node],
-    world: World,
-    receipts: Mapping[str, Receipt],
-    decisions: Mapping[str, Decision],
-) -> tuple[Execution, tuple[Event, ...]]:
-    node = nodes.get(execution.node)
-    receipt, decision = receipts.get(execution.id), decisions.get(execution.id)
-    return advance_execution(execution, world, receipt, decision, node.recovered if node else None)
-
-
-def _in_order(nodes: Mapping[str, Node], world: World, verdicts: tuple[NodeVerdict, ...]) -> list[NodeVerdict]:
-    """The firing ones: those that need no person first, and of them the one whose plan costs least."""
-    firing = [verdict for verdict in verdicts if verdict.proposal is not None]
-    auto = {name: _settings(node, world).mode == "auto" for name, node in nodes.items()}
-    return sorted(firing, key=lambda verdict: (not auto[verdict.node], nodes[verdict.node].rank))
-
-
-def _propose(node: Node, world: World, verdict: NodeVerdict) -> tuple[World, list[Event]]:
-    """Propose the plan of a firing node, unless an earlier one of this tick has taken the turn."""
-    settings = _settings(node, world)
-    if verdict.proposal is None or _guard(node, world, settings) is not None:
-        return world, []
-    why = f"{node.name} needs no decision and goes first."
-    events = [supersede(other, world, why) for other in world.executions if other.open]
-    new = _execution(node, world, settings, verdict, verdict.proposal)
-    events.append(Event(new, None, told(new), escalate=False))
-    new, happened = advance_execution(new, world)
-    events += happened
-    ended = {event.execution.id: event.execution for event in events}
-    kept = tuple(ended.get(one.id, one) for one in world.executions)
-    return replace(world, executions=(*kept, new)), events
-
-
-def _execution(node: Node, world: World, settings: PlanRules, verdict: NodeVerdict, proposal: Proposal) -> Execution:
-    observed = settings.mode == "observe"
-    number = 1 + sum(one.node == node.name for one in world.executions)
-    return Execution(
-        id=f"{node.name}-{number:04d}",
-        node=node.name,
-        plan=node.plan,
-        mode=settings.mode,
-        state=ExecutionState.OBSERVED if observed else ExecutionState.PROPOSED,
-        reason=verdict.reason,
-        evidence=verdict.reason,
-        checks=verdict.checks,
-        actions=proposal.actions,
-        effects=proposal.effects,
-        command=proposal.command,
-        attempt=world.attempt,
-        preconditions=proposal.preconditions,
-        forecast=proposal.forecast,
-        healthy_loss=proposal.healthy_loss,
-        expires=world.now + settings.expires_seconds,
-        ack_seconds=settings.ack_seconds,
-        verify_records=settings.verify_records,
-        verify_seconds=settings.verify_seconds,
-        proposed=mark(world),
-        ended=mark(world) if observed else None,
-    )

@@ -135,11 +135,14 @@ def propose(world: World, settings: ThroughputShortfallSettings) -> Proposal | R
 
 
 def _restart(world: World, settings: ThroughputShortfallSettings) -> Proposal | Refusal:
+    """Nobody is called when there is none: `progress` calls already, whose alert this is."""
     stalls = world.alerts["progress"].lives
     if not settings.restart_command:
-        return Refusal("a run that stands still reads no directive, and no restart_command is set; a person decides.")
+        reason = "a run that stands still reads no directive, and no restart_command is set; a person decides."
+        return Refusal(reason, settled=True)
     if stalls < settings.restart_after_stalls:
-        return Refusal(f"this is stall {stalls}; the run is restarted at stall {settings.restart_after_stalls}.")
+        reason = f"this is stall {stalls}; the run is restarted at stall {settings.restart_after_stalls}."
+        return Refusal(reason, settled=True)
     return Proposal((), (f"Run {' '.join(settings.restart_command)}",), command=settings.restart_command)
 
 

@@ -92,7 +92,8 @@ class World:
 
     `now` is the daemon's clock, `time` that of the newest record (both Unix seconds). `records` counts the train
     records of the run, all attempts together. `recent` are the newest rows (200 or more train rows where there are so
-    many) with the signals that verification reads. `settings` are those of every node, by name.
+    many) with the signals that verification reads. `settings` are those of every node, by name. `taken` are the names of
+    the files in `control/`: no new execution may have one of them.
     """
 
     run: str
@@ -112,6 +113,7 @@ class World:
     checkpoints: tuple[Checkpoint, ...] = ()
     throughput: Throughput | None = None
     plans_enabled: bool = True
+    taken: frozenset[str] = frozenset()
 
 
 def spent(node: str, world: World) -> int:

@@ -59,7 +59,7 @@ const SHAPES = { ok: "✓", healthy: "✓", quiet: "✓", verified: "✓", unkno
 const TONES = {
   ok: "ok", healthy: "ok", quiet: "ok", verified: "ok", resolved: "muted", unknown: "muted", outside_window: "muted",
   observed: "muted", superseded: "muted", refused_by_person: "muted", critical: "critical", firing: "critical",
-  rejected: "critical", expired: "critical", unacknowledged: "critical", unverified: "critical",
+  rejected: "critical", expired: "critical", unacknowledged: "critical", unverified: "critical", unplanned: "critical",
 };
 export function state(word, more = "", shape = word) {
   const tone = TONES[word] ?? "warning";

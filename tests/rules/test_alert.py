@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runwatch.checks import Check, Column, Level, Phase, Settings, Signals, Verdicts
-from runwatch.rules import Alert, AlertPolicy, AlertState, Transition, advance, incidents_of, inhibited, policy_of
+from runwatch.rules import Alert, AlertPolicy, AlertState, Transition, advance, inhibited, policy_of
 
 LEVELS = {"o": Level.OK, "w": Level.WARN, "c": Level.CRITICAL, "C": Level.CRITICAL, "u": Level.UNKNOWN}
 SHORT = AlertPolicy(keep_firing_records=3, flap_records=8, max_flaps=2)
@@ -117,13 +117,6 @@ def test_a_check_without_required_signals_resolves_by_records_but_not_by_ticks()
     assert told(advance(Alert(check="toy"), check, verdicts, signals, SHORT)[1]) == "fired@0"
     signals, verdicts = rows_of("coo.")
     assert told(advance(Alert(check="toy"), check, verdicts, signals, SHORT)[1]) == "fired@0 resolved@3"
-
-
-def test_incidents_are_the_lives_of_an_alert() -> None:
-    signals, verdicts = rows_of("owcooooooooooow")
-    first, second = incidents_of(CHECK, verdicts, signals, SHORT)
-    assert (first.opened.step, first.critical.step, first.last_bad.step, first.resolved.step) == (1, 2, 2, 5)
-    assert (second.opened.step, second.critical, second.resolved, second.worst) == (14, None, None, Level.WARN)
 
 
 def test_a_run_that_is_down_inhibits_every_other_alert() -> None:
