@@ -140,6 +140,7 @@ class Hardware(Section):
     """What the run computes on."""
 
     devices: Count = Field(default=1, ge=1)
+    waves: Count = Field(default=1, ge=1)
     peak_flops_per_second: Number = Field(default=5.0e10, gt=0)
 
 
@@ -190,6 +191,7 @@ class Plan(Section):
     checkpoint: Checkpoints = Checkpoints()
     eval: Evaluation = Evaluation()
     deadline: datetime | None = None
+    lm_head_optimizer: Literal["adamh", "adam"] = "adamh"
 
     @property
     def tokens_per_step(self) -> int:

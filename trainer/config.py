@@ -12,7 +12,7 @@ import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -52,9 +52,13 @@ class Model:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the run computes on; `peak_flops_per_second` is of one device."""
+    """What the run computes on; `peak_flops_per_second` is of one device.
+
+    The experts are spread over the `devices`, and tokens reach them in so many `waves` a layer (`parallel.py`).
+    """
 
     devices: int = 1
+    waves: int = 1
     peak_flops_per_second: float = 5.0e10
 
 
@@ -104,6 +108,8 @@ class Plan:
     checkpoint: Checkpoints = Checkpoints()
     eval: Evaluation = Evaluation()
     deadline: Any = None
+    lm_head_optimizer: Literal["adamh", "adam"] = "adamh"
+    """`adam` lets the head's norm, and so the logits, grow: for ablations."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -124,7 +130,9 @@ class Card:
     @property
     def hash(self) -> str:
         """Hash of what determines the losses: a checkpoint of another hash is another run."""
-        parts = (self.model, self.plan.context_length, self.plan.sequences_per_step, self.seed)
+        parts: tuple[Any, ...] = (self.model, self.plan.context_length, self.plan.sequences_per_step, self.seed)
+        if self.plan.lm_head_optimizer != "adamh":
+            parts = (*parts, self.plan.lm_head_optimizer)
         return "sha256:" + hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -177,7 +185,13 @@ def _convert(hint: Any, value: Any, path: str, at: str) -> Any:
         return _shares(value, path, at)
     if origin is tuple:
         return tuple(str(v) for v in value or ())
-    return _number(hint, value, path, at)
+    return _choice(typing.get_args(hint), value, path, at) if origin is Literal else _number(hint, value, path, at)
+
+
+def _choice(known: tuple[str, ...], value: Any, path: str, at: str) -> str:
+    if value not in known:
+        raise CardError(f"{path}: {at} must be {' or '.join(known)}, not {value!r}")
+    return str(value)
 
 
 def _number(hint: Any, value: Any, path: str, at: str) -> int | float:
@@ -201,7 +215,7 @@ def _shares(value: Any, path: str, at: str) -> dict[str, float]:
 
 def _check(card: Card, path: Path) -> None:
     """Raise `CardError` for the first rule between values that the card breaks."""
-    m, p = card.model, card.plan
+    m, h, p = card.model, card.hardware, card.plan
     rules = [
         (
             m.vocabulary_size >= VOCABULARY,
@@ -212,6 +226,7 @@ def _check(card: Card, path: Path) -> None:
         (m.head_width % 4 == 0, "model.head_width must be a multiple of 4: half of it is rotated in pairs"),
         (1 <= m.experts_per_token <= m.experts, "model.experts_per_token must lie in 1 … model.experts"),
         (m.capacity_factor > 0, "model.capacity_factor must be above 0"),
+        (h.devices >= 1 and h.waves >= 1, "hardware.devices and hardware.waves must be at least 1"),
         (p.tokens_per_step > 0, "plan.context_length and plan.sequences_per_step must be above 0"),
         (p.token_budget >= p.tokens_per_step, "plan.token_budget must hold at least one step"),
         (

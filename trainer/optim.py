@@ -7,7 +7,7 @@ new compilation.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ class Rates(NamedTuple):
     adam: float
     epsilon: float
     beta2: float
+    lm_head: Literal["adamh", "adam"] = "adamh"
 
 
 def closed_form(tokens: int, tokens_per_step: int, width: int) -> Rates:
@@ -100,10 +101,10 @@ def adam(rates: Rates, *, hyperball_step: bool) -> optax.GradientTransformationE
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def group(name: str) -> str:
+def group(name: str, lm_head: str = "adamh") -> str:
     """The optimizer group of a parameter."""
     if name == "lm_head":
-        return "adamh"
+        return lm_head
     return "adam" if name in ("embed", "router") or name.endswith("norm") else "muonh"
 
 
@@ -114,4 +115,4 @@ def optimizer(rates: Rates, params: Params) -> optax.GradientTransformationExtra
         "adamh": adam(rates, hyperball_step=True),
         "adam": adam(rates, hyperball_step=False),
     }
-    return optax.partition(transforms, {name: group(name) for name in params})
+    return optax.partition(transforms, {name: group(name, rates.lm_head) for name in params})

@@ -103,6 +103,7 @@ class Trainer:
     def _rates(self) -> Rates:
         plan = self.card.plan
         rates = closed_form(plan.token_budget, plan.tokens_per_step, self.card.model.width)
+        rates = rates._replace(lm_head=plan.lm_head_optimizer)
         peak = plan.learning_rate.peak
         return rates if peak is None else rates._replace(muonh=peak, adam=rates.adam * peak / rates.muonh)
 
