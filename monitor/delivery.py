@@ -127,7 +127,7 @@ class Delivery:
             raise SendError(f"{argv[0]} was cut off; look what it has done", permanent=True) from error
         if ended.code:
             never = ended.code == NOT_STARTED
-            raise SendError(f"{argv[0]} ended with {ended.code}: {ended.output[-500:]}", permanent=never)
+            raise SendError(f"{argv[0]} ended with {ended.code}: {ended.output}", permanent=never)
         return f"by {argv[0]}"
 
     def _tell(self, message: Message, error: SendError) -> None:

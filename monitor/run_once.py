@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-OUTPUT_BYTES = 2000
+OUTPUT_BYTES = 400
 """Of what a command prints, the end is kept."""
 NOT_STARTED = 127
 """The exit code for a program that cannot be started, as shells give it."""
@@ -125,7 +125,7 @@ def _run(argv: Sequence[str], timeout: float, printed: Path) -> Ended:
 def _tail(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - OUTPUT_BYTES))
-        return file.read(OUTPUT_BYTES).decode(errors="replace").strip()
+        return " ".join(file.read(OUTPUT_BYTES).decode(errors="replace").split())
 
 
 def main(arguments: Sequence[str]) -> None:

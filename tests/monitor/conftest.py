@@ -1,4 +1,4 @@
-"""Makes the scripted trainer importable as `scripted` (tests are no package), and opens watches on its runs."""
+"""Makes the scripted trainer importable as `scripted` (tests are no package), opens watches on its runs, and listens for webhooks."""
 
 import importlib.util
 import json
@@ -21,6 +21,16 @@ if "scripted" not in sys.modules:
     sys.modules["scripted"] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules["scripted"])
 
+if "http_collector" not in sys.modules:
+    _spec = importlib.util.spec_from_file_location(
+        "http_collector", Path(__file__).parents[1] / "notify" / "http_collector.py"
+    )
+    assert _spec
+    assert _spec.loader
+    sys.modules["http_collector"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["http_collector"])
+
+import http_collector
 import scripted
 
 OpenWatch = Callable[..., Watch]
@@ -44,6 +54,13 @@ def trainer(tmp_path: Path) -> "scripted.ScriptedTrainer":
     run = scripted.ScriptedTrainer(tmp_path / "run")
     (run.run_dir / "run.yaml").write_text(json.dumps(scripted.card()))
     return run
+
+
+@pytest.fixture
+def collector() -> Iterator[object]:
+    """An HTTP endpoint that keeps what it is sent."""
+    with http_collector.Collector() as server:
+        yield server
 
 
 @pytest.fixture
