@@ -26,8 +26,18 @@ from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
-from runwatch.trainer.config import Model
-from runwatch.trainer.moe import Choice, Exchange, Params, on_one_device, rank_in_group, room, swiglu, with_zero_row
+from runwatch.trainer.config import Card, CardError, Model
+from runwatch.trainer.moe import (
+    Choice,
+    Exchange,
+    Params,
+    capacity,
+    on_one_device,
+    rank_in_group,
+    room,
+    swiglu,
+    with_zero_row,
+)
 
 AXIS = "devices"
 MATRICES = ("expert_gate", "expert_up", "expert_down")
@@ -74,18 +84,27 @@ class Layout:
 ALONE = Layout()
 
 
-def layout(devices: int, waves: int) -> Layout:
-    """The layout over this process's devices; on a CPU they are made, if no JAX function has run yet.
+def layout_of(card: Card) -> Layout:
+    """The layout that the card asks for, over this process's devices; on a CPU they are made, if no JAX function has run yet.
 
     Raises:
-        ValueError: there are too few devices.
+        CardError: experts or tokens do not divide by the devices, or there are fewer of these.
     """
+    devices, waves, plan = card.hardware.devices, card.hardware.waves, card.plan
+    held_out = plan.eval.sequences * plan.context_length
+    for name, count in (
+        ("model.experts", card.model.experts),
+        ("tokens a step", plan.tokens_per_step),
+        ("tokens of an eval", held_out),
+    ):
+        if count % devices:
+            raise CardError(f"hardware.devices: {count} {name} cannot be spread evenly over {devices} devices")
     if devices == 1:
         return Layout(1, waves)
     with contextlib.suppress(RuntimeError):  # JAX has started: it has what it has
         jax.config.update("jax_num_cpu_devices", devices)
     if jax.device_count() < devices:
-        raise ValueError(f"{devices} devices are asked for and JAX has {jax.device_count()}")
+        raise CardError(f"hardware.devices: {devices} are asked for, and JAX has {jax.device_count()} here; lower it")
     mesh = jax.make_mesh((devices,), (AXIS,), (AxisType.Auto,), devices=jax.devices()[:devices])
     return Layout(devices, waves, mesh)
 
@@ -104,6 +123,12 @@ def rows_of(factor: float, tokens: int, model: Model, layout: Layout) -> Rows:
     most = -(-tokens * min(chosen, local) // layout.waves)
     pool = room(even / layout.devices, most)
     return Rows(pool, room(even / local, min(tokens, pool) * layout.devices))
+
+
+def buffers(factor: float, tokens: int, model: Model, layout: Layout) -> tuple[int, ...]:
+    """What a capacity factor fixes of the program for a batch of `tokens`: two factors with the same buffers share it."""
+    alone = layout.devices == layout.waves == 1
+    return (capacity(factor, tokens, model),) if alone else rows_of(factor, tokens // layout.devices, model, layout)
 
 
 def exchange(model: Model, factor: float, layout: Layout) -> Exchange:
