@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 from grafana_foundation_sdk.builders import dashboard
-from panels import GREEN, GREY, ORANGE, RED, YES, Cell, Query, board, dashed, graph, number, rows, variable
+from panels import GREEN, GREY, ORANGE, RED, YES, Cell, Query, board, dashed, finite, graph, number, rows, variable
 
 RUNS = '{run=~"$run"}'
 JOB = '{job="runwatch"}'
@@ -92,8 +92,8 @@ def ticks() -> list[Any]:
             "Duration of a tick",
             "Reading, judging, storing, acting. The histogram's buckets bound it from above.",
             "s",
-            Query(quantile.format(0.5, RUNS, RATE), "{{run}} p50"),
-            Query(f"run:runwatch_tick_duration_seconds:p99_5m{RUNS}", "{{run}} p99 of 5 min"),
+            Query(finite(quantile.format(0.5, RUNS, RATE)), "{{run}} p50"),
+            Query(finite(f"run:runwatch_tick_duration_seconds:p99_5m{RUNS}"), "{{run}} p99 of 5 min"),
         ),
         graph(
             "Age of the newest tick",

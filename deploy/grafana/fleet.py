@@ -13,6 +13,7 @@ from panels import (
     Query,
     board,
     dashed,
+    finite,
     graph,
     number,
     properties,
@@ -84,11 +85,11 @@ def compared() -> list[Any]:
     """The same signal of all runs."""
 
     def each(name: str) -> Query:
-        return Query(f'runwatch_signal{{run=~"$run", signal="{name}"}}', "{{run}}")
+        return Query(finite(f'runwatch_signal{{run=~"$run", signal="{name}"}}'), "{{run}}")
 
     margin = 'max(runwatch_check_setting{run=~"$run", check="ladder_deviation", setting="margin_nats"})'
     warns = 'min(runwatch_check_setting{run=~"$run", check="token_drop", setting="warn_rate"})'
-    off = Query(f"run:runwatch_loss_deviation:nats{RUNS}", "{{run}}")
+    off = Query(finite(f"run:runwatch_loss_deviation:nats{RUNS}"), "{{run}}")
     done = Query(f"run:runwatch_budget_done:ratio{RUNS}", "{{run}}")
     return [
         graph("Loss", "Training loss, nats.", "none", each("train/loss")),

@@ -31,12 +31,20 @@ def as_json(made: dashboard.Dashboard) -> str:
     panels = [panel for outer in board["panels"] for panel in (outer, *outer.get("panels", ()))]
     for number, panel in enumerate(panels, 1):
         panel["id"] = number
-    for one in board["templating"]["list"]:
-        for key in ("auto", "auto_min", "auto_count"):  # the SDK writes what only interval variables have
-            del one[key]
     for annotation in board.get("annotations", {}).get("list", ()):
         annotation.update(MARKS[annotation["name"]])
+    _leave_out(board, panels)
     return json.dumps(board, indent=1, ensure_ascii=False) + "\n"
+
+
+def _leave_out(board: dict[str, Any], panels: list[dict[str, Any]]) -> None:
+    """What the SDK writes unasked and Grafana does not know there (the preview's type check finds such keys)."""
+    for one in board["templating"]["list"]:
+        for key in ("auto", "auto_min", "auto_count"):
+            del one[key]
+    for panel in panels:
+        if panel["type"] == "table":
+            del panel["options"]["footer"]
 
 
 def main() -> int:

@@ -49,7 +49,7 @@ NODE_STATES = {
     4: ("blocked", "purple"),
 }
 """As `run:runwatch_node_state:code` of `deploy/prometheus/runwatch_records.yml` counts them."""
-TOKENS_PER_SECOND = "si:tok/s"
+TOKENS_PER_SECOND, NATS = "si:tok/s", "suffix: nats"
 YES = {0: ("no", RED), 1: ("yes", GREEN)}
 
 
@@ -72,9 +72,14 @@ def dashed(colour: str) -> dict[str, Any]:
     }
 
 
+def finite(expr: str) -> str:
+    """Only what a graph can draw: one NaN or infinity would leave the whole graph without a scale."""
+    return f"{expr} > -Inf < Inf"
+
+
 def signal(name: str) -> str:
-    """PromQL of the newest value of a signal of the chosen run."""
-    return f'runwatch_signal{{run="$run", signal="{name}"}}'
+    """PromQL of the newest value of a signal of the chosen run, where it is finite."""
+    return finite(f'runwatch_signal{{run="$run", signal="{name}"}}')
 
 
 def setting(check: str, name: str) -> str:
@@ -217,7 +222,7 @@ def rows(
     title: str, text: str, key: str, cells: Sequence[Cell], size: tuple[int, int], kept: Mapping[str, str] | None = None
 ) -> table.Panel:
     """A table with a row for each value of the label `key`. Labels in `kept` become columns under that heading."""
-    panel = _common(table.Panel(), title, text, size).show_header(show_header=True)
+    panel = _common(table.Panel(), title, text, size).unit("none").show_header(show_header=True)
     _add(panel, [Query(cell.query) for cell in cells], instant=True, as_table=True)
     names = [f"Value #{chr(ord('A') + number)}" if len(cells) > 1 else "Value" for number in range(len(cells))]
     headings = {key: key.capitalize(), **(kept or {})}

@@ -9,6 +9,7 @@ from panels import (
     GREEN,
     GREY,
     LEVELS,
+    NATS,
     NODE_STATES,
     ORANGE,
     RED,
@@ -19,6 +20,7 @@ from panels import (
     bars,
     board,
     dashed,
+    finite,
     graph,
     limit,
     number,
@@ -62,8 +64,8 @@ def run() -> dashboard.Dashboard:
     return made
 
 
-def _marks(name: str, expr: str, colour: str) -> dashboard.AnnotationQuery:
-    return dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(enable=True).icon_color(colour).expr(expr)
+def _marks(name: str, expr: str, colour: str, *, shown: bool = True) -> dashboard.AnnotationQuery:
+    return dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(enable=shown).icon_color(colour).expr(expr)
 
 
 def plans() -> dashboard.AnnotationQuery:
@@ -72,13 +74,16 @@ def plans() -> dashboard.AnnotationQuery:
 
 
 def alarms() -> dashboard.AnnotationQuery:
-    """Stretches in which a check is in critical alarm."""
-    return _marks("Critical alarms", 'runwatch_alert_firing{run="$run", severity="critical"} == 1', RED)
+    """Stretches in which a check is in critical alarm; switched on by hand, since they colour every graph."""
+    firing = 'runwatch_alert_firing{run="$run", severity="critical"} == 1'
+    return _marks("Critical alarms", firing, RED, shown=False)
 
 
 def attempts() -> dashboard.AnnotationQuery:
     """Where the trainer was started again."""
-    return _marks("Restarts", f"changes(runwatch_run_attempts{RUN}[$__rate_interval]) > 0", GREY)
+    return _marks(
+        "Restarts", f"changes(runwatch_run_attempts{RUN}[$__rate_interval]) > 0 and runwatch_run_attempts > 1", GREY
+    )
 
 
 MARKS: dict[str, dict[str, Any]] = {
@@ -112,9 +117,9 @@ def standing() -> list[Any]:
         ),
         number(
             "Off its curve",
-            "Loss less the registered loss, nats.",
-            "none",
-            Query(f"run:runwatch_loss_deviation:nats{RUN}"),
+            "Loss less the registered loss.",
+            NATS,
+            Query(finite(f"run:runwatch_loss_deviation:nats{RUN}")),
         ),
         number("Tokens/s", "Sustained: restarts and pauses count.", TOKENS_PER_SECOND, speed),
         number(
@@ -159,7 +164,7 @@ def loss() -> list[Any]:
             "Loss off its curve (nats)",
             "The residual that `ladder_deviation` judges. A lasting shift of `min_shift_nats` is found inside the band too.",
             "none",
-            Query(f"run:runwatch_loss_deviation:nats{RUN}", "off by"),
+            Query(finite(f"run:runwatch_loss_deviation:nats{RUN}"), "off by"),
             Query(f"{over} - {curve}", "beyond doubt above", dashed(RED)),
             Query(f"{under} - {curve}", "beyond doubt below", dashed(ORANGE)),
             limit("ladder_deviation", "min_shift_nats", "smallest lasting shift", BLUE),
@@ -189,10 +194,10 @@ def judged() -> list[Any]:
         bars("Nodes' conditions", "How far each is met; at 1 the node fires.", "percentunit", near, (12, 7)),
         graph(
             "Token budget",
-            "What is done of the budget in force, and where each node's window ends.",
+            "What is done of the budget in force, and where the window of a node ends before the run does.",
             "percentunit",
             Query(f"run:runwatch_budget_done:ratio{RUN}", "done"),
-            Query('runwatch_node_window_ratio{run="$run", bound="end"}', "{{node}} until"),
+            Query('runwatch_node_window_ratio{run="$run", bound="end"} < 1', "{{node}} until"),
             size=(12, 8),
             most=1,
         ),
@@ -237,6 +242,7 @@ def optimizer() -> list[Any]:
 
 def experts() -> list[Any]:
     """Dropped tokens and the load of the experts, worst layer."""
+    shares = 'runwatch_signal{run="$run", signal=~"data/mixture/.*"}'
     return [
         graph(
             "Drop rate",
@@ -279,7 +285,7 @@ def experts() -> list[Any]:
             "Data mixture",
             "Share of the step's tokens by source.",
             "percentunit",
-            Query('runwatch_signal{run="$run", signal=~"data/mixture/.*"}', "{{signal}}"),
+            Query(f'label_replace({shares}, "source", "$1", "signal", "data/mixture/(.*)")', "{{source}}"),
             stacked=True,
             most=1,
         ),
@@ -312,6 +318,7 @@ def speed() -> list[Any]:
                 f"runwatch_run_end_timestamp_seconds{RUN} - runwatch_last_record_timestamp_seconds{RUN}", "sustained"
             ),
             Query(f"run:runwatch_remaining_seconds:estimate{RUN}", "last five minutes"),
+            logarithmic=True,
         ),
     ]
 
@@ -333,8 +340,8 @@ def every_check() -> dashboard.Row:
         "$check",
         "The value that the check judges and the limit that it is held against, in its own unit (`runwatch explain CHECK`).",
         "none",
-        Query(f"runwatch_check_value{chosen}", "value"),
-        Query(f"runwatch_check_limit{chosen}", "limit", dashed(RED)),
+        Query(finite(f"runwatch_check_value{chosen}"), "value"),
+        Query(finite(f"runwatch_check_limit{chosen}"), "limit", dashed(RED)),
         size=(6, 6),
     )
     return dashboard.Row("Every check's value and limit").collapsed(collapsed=True).with_panel(panel.repeat("check"))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from scripted import ScriptedTrainer, card
 
 STEPS_PER_SECOND = 12
@@ -116,6 +117,20 @@ def process(log: Path, module: str, *arguments: str) -> Generator[subprocess.Pop
     finally:
         started.terminate()
         started.wait(60)
+
+
+def scrape(root: Path, ports: Sequence[tuple[int, int]]) -> Path:
+    """Write a configuration that scrapes daemons and exporters each second, with all rules; where it is."""
+    given = Path(__file__).parents[2] / "deploy" / "prometheus"
+    config = yaml.safe_load((given / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["alerting"] = {}
+    config["rule_files"] = [str(given / name) for name in config["rule_files"]]
+    for which, job in enumerate(config["scrape_configs"]):
+        job["static_configs"][0]["targets"] = [f"127.0.0.1:{pair[which]}" for pair in ports]
+    path = root / "prometheus.yml"
+    path.write_text(yaml.safe_dump(config))
+    return path
 
 
 @contextmanager

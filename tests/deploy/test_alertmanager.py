@@ -161,7 +161,7 @@ def test_a_restart_of_either_side_pages_nobody_again(
 def test_the_watchdog_reaches_the_dead_man_route(
     alertmanager: Any, collector: Collector, eventually: Callable[..., None]
 ) -> None:
-    observed = {"run": "cpu-demo", "observed": time.time()}
+    observed = {"run": "cpu-demo", "observed": time.time(), "until": time.time() + 180}
     alive = Message("alive", "deadman", "deadman", "cpu-demo", time.time(), observed, "alive")
     notifier(alertmanager).send(alive, {})
     eventually(lambda: told(collector, DEAD_MAN))

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import live
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from runwatch.checks import all_checks
@@ -78,16 +77,9 @@ def observed(
     for trainer in trainers.values():
         (trainer.run_dir / "runwatch.yaml").write_text(json.dumps({"notify": [nowhere]}))
     ports = {name: (free_port(), free_port()) for name in trainers}
-    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
-    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["alerting"] = {}
-    config["rule_files"] = [str(DEPLOY / "prometheus" / name) for name in config["rule_files"]]
-    for job, which in zip(config["scrape_configs"], (0, 1), strict=True):
-        job["static_configs"][0]["targets"] = [f"127.0.0.1:{pair[which]}" for pair in ports.values()]
-    (root / "prometheus.yml").write_text(yaml.safe_dump(config))
     watched = {trainers[name].run_dir: pair for name, pair in ports.items()}
     with live.running(list(trainers.values())), live.watched(watched):
-        started = Observed(prometheus_at(root / "prometheus.yml").url, trainers, ports)
+        started = Observed(prometheus_at(live.scrape(root, list(ports.values()))).url, trainers, ports)
         assert come_true(lambda: started.ask("sum(up) == 4"))
         yield started
 
@@ -101,7 +93,7 @@ def asked(run: str) -> Iterator[tuple[str, str]]:
         # marks come and go: they must have been there in the last minutes
         marks = board["annotations"].get("list", ())
         found += [(mark["name"], f"max_over_time(({mark['expr']})[5m:1s])") for mark in marks]
-        chosen = {"$__rate_interval": "15s", "$run": run if path.stem == "run" else ".*", "$check": "finite"}
+        chosen = {"$__rate_interval": "15s", "$run": run if path.stem == "run" else ".*", "$check": "token_drop"}
         for title, expr in found:
             filled = expr
             for name, value in chosen.items():
