@@ -32,7 +32,8 @@ def decide(store: Store, execution_id: str, *, approved: bool, by: str, reason: 
         if not tx.decide(execution_id, Decision(approved=approved, by=by, reason=reason, time=now)):
             raise DecisionError(f"somebody has already decided on {execution_id}; see `runwatch plan list`")
         sentence = f"{execution_id} ({execution.plan}) was {word} by {by}: {reason}"
-        tx.audit("decision", {"sentence": sentence, "execution": execution_id, "approved": approved, "by": by}, now)
+        payload = {"sentence": sentence, "execution": execution_id, "approved": approved, "by": by, "reason": reason}
+        tx.audit("decision", payload, now)
     return sentence
 
 

@@ -331,6 +331,7 @@ class Card(Section):
             stable_mixture=plan.mixture.stable,
             decay_mixture=plan.mixture.decay or plan.mixture.stable,
             checkpoint_every_steps=plan.checkpoint.every_steps,
+            checkpoint_keep=plan.checkpoint.keep,
             capacity_factor=self.model.capacity_factor,
             balance_rate=self.model.balance_rate,
             z_loss_weight=self.model.z_loss_weight,

@@ -14,7 +14,7 @@ from rich.text import Text
 from runwatch.monitor import audit as chain
 from runwatch.monitor.approvals import declare as announce
 from runwatch.monitor.card import CardError, Declaration, load_card, remarks
-from runwatch.monitor.directives import Receipts
+from runwatch.monitor.directives import receipts_of
 from runwatch.monitor.lazy import DATA, UNAVAILABLE, USAGE, Failure, by_option, database_option, run_dir_argument
 from runwatch.monitor.run import RunReader
 from runwatch.monitor.service import EXITS, open_run
@@ -114,7 +114,7 @@ def _card_mistakes(path: Path) -> list[str]:
 def _run_mistakes(run_dir: Path) -> list[str]:
     reader = RunReader(run_dir)
     reader.read(float("-inf"))
-    receipts = Receipts(run_dir)
+    receipts = receipts_of(run_dir)
     receipts.read()
     click.echo(
         f"{reader.records:,} records, {len(reader.attempts)} attempts, {reader.malformed:,} lines left out", err=True

@@ -7,6 +7,7 @@ after a crash is the same file.
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import orjson
 from pydantic import ValidationError
@@ -15,6 +16,7 @@ from runwatch.monitor.records import Problem
 from runwatch.rules import Directive, Execution, ExecutionState, Receipt
 
 RECEIPT_BYTES = 1 << 20
+Document = TypeVar("Document", Directive, Receipt)
 
 
 def write_json(path: Path, document: object, *, durable: bool = True) -> None:
@@ -53,17 +55,22 @@ def write_requests(run_dir: Path, executions: Iterable[Execution]) -> list[Direc
     return written
 
 
-class Receipts:
-    """The receipts of a run by execution id; each file is read once."""
+class Folder(Generic[Document]):
+    """The documents of one folder of `control/` by execution id; each file is read once, and again when it changes."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._folder = run_dir / "control" / "receipts"
+    def __init__(self, folder: Path, kind: type[Document]) -> None:
+        self._folder, self._kind = folder, kind
         self._seen: dict[str, tuple[int, int]] = {}
-        self.found: dict[str, Receipt] = {}
+        self.found: dict[str, Document] = {}
         self.problems: dict[str, Problem] = {}
 
-    def read(self) -> dict[str, Receipt]:
-        """Every valid receipt; what is wrong with the others is in `problems` by file name."""
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all files, the wrong ones with them, without their ending."""
+        return frozenset(name.removesuffix(".json") for name in self._seen)
+
+    def read(self) -> dict[str, Document]:
+        """Every valid document; what is wrong with the others is in `problems` by file name."""
         for path in sorted(self._folder.glob("*.json")):
             facts = path.stat()
             stamp = (facts.st_mtime_ns, facts.st_size)
@@ -73,21 +80,31 @@ class Receipts:
         return self.found
 
     def _read_one(self, path: Path, size: int) -> None:
-        place = f"control/receipts/{path.name}"
+        place = f"control/{self._folder.name}/{path.name}"
         remedy = (
             "Write it as docs/run-directory.md says, to a temporary file that is renamed; it is left out until then"
         )
         try:
             if size > RECEIPT_BYTES:
                 raise ValueError(f"it has {size:,} bytes")  # noqa: TRY301 - told like every other mistake
-            receipt = Receipt.model_validate_json(path.read_bytes())
-            if receipt.id != path.stem:
-                raise ValueError(f"its id is {receipt.id!r}")  # noqa: TRY301 - told like every other mistake
+            document = self._kind.model_validate_json(path.read_bytes())
+            if document.id != path.stem:
+                raise ValueError(f"its id is {document.id!r}")  # noqa: TRY301 - told like every other mistake
         except (ValidationError, ValueError) as error:
             self.problems[path.name] = Problem(place, 0, _first_line(error), remedy)
             return
         self.problems.pop(path.name, None)
-        self.found[receipt.id] = receipt
+        self.found[document.id] = document
+
+
+def receipts_of(run_dir: Path) -> Folder[Receipt]:
+    """What the trainer did with each directive."""
+    return Folder(run_dir / "control" / "receipts", Receipt)
+
+
+def requests_of(run_dir: Path) -> Folder[Directive]:
+    """The directives that were given, by the daemon and by others."""
+    return Folder(run_dir / "control" / "requests", Directive)
 
 
 def _first_line(error: ValueError) -> str:

@@ -10,13 +10,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from pydantic import ValidationError
 
 from runwatch.checks import Level, Signals, Verdicts, all_checks
 from runwatch.monitor.audit import AuditRow, broken, read_mirror
 from runwatch.monitor.backtest import backtest
 from runwatch.monitor.card import Card
-from runwatch.monitor.directives import Receipts
+from runwatch.monitor.directives import receipts_of, requests_of
 from runwatch.monitor.evaluate import Judged
 from runwatch.monitor.incidents import Incident, after
 from runwatch.monitor.rulebook import CardFile, Rulebook, rulebook, run_name
@@ -26,7 +25,6 @@ from runwatch.monitor.store import Saved, open_store, sqlite_url
 from runwatch.monitor.tick import Snapshot, world_of
 from runwatch.rules import (
     Alert,
-    Directive,
     Execution,
     Mark,
     NodeVerdict,
@@ -132,8 +130,7 @@ def gather(run_dir: Path, database: str | None = None) -> Dossier:
     """
     file = CardFile(run_dir)
     file.refresh()
-    reader = Receipts(run_dir)
-    receipts = dict(reader.read())
+    receipts = receipts_of(run_dir).read()
     loaded = _loaded(run_dir)
     own = run_dir / ".runwatch" / "state.db"
     watched = database is not None or own.exists()
@@ -201,11 +198,7 @@ def _mirror_differs(path: Path, rows: Sequence[AuditRow]) -> str | None:
 
 def _unwatched(run_dir: Path, receipts: Mapping[str, Receipt]) -> Remembered:
     found: list[Execution] = []
-    for path in sorted((run_dir / "control" / "requests").glob("*.json")):
-        try:
-            directive = Directive.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
-            continue
+    for directive in requests_of(run_dir).read().values():
         receipt = receipts.get(directive.id)
         step, tokens = (receipt.step, float(receipt.tokens)) if receipt else (0, float("nan"))
         at = Mark(time=directive.created, records=0, step=step, tokens=tokens)

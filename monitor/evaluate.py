@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 RECENT_ROWS = 512
 """Rows, ticks included, that stay at hand whatever they carry; of older rows those that a check looks back to."""
 RECENT_CHECKPOINTS = 32
+AFTER_CHECKPOINT = 16
+"""Rows after each of these that stay: a plan goes by the losses right after the checkpoint that it goes back to."""
 SLACK_ROWS = 512
 """Rows that may pile up before the context is cut again."""
 
@@ -100,14 +102,18 @@ def needed_rows(
 ) -> NDArray[np.intp]:
     """Rows (ascending) that the verdict of a later row may still depend on, and the recent ones.
 
-    The row with the highest step stays too: a later attempt that begins below it goes back.
+    The row with the highest step stays too: a later attempt that begins below it goes back. So does the first step of
+    each attempt, and the rows right after each of the newest checkpoints: plans go by them.
     """
     stop = len(signals)
-    kept = [np.arange(max(0, stop - RECENT_ROWS), stop), signals.observed("checkpoint/step")[-RECENT_CHECKPOINTS:]]
+    saved = signals.observed("checkpoint/step")[-RECENT_CHECKPOINTS:]
+    kept = [np.arange(max(0, stop - RECENT_ROWS), stop)]
+    kept += [np.arange(row, min(row + 1 + AFTER_CHECKPOINT, stop)) for row in saved]
     kept += [signals.observed(name)[-1:] for name in signals.columns]
     trained = np.flatnonzero((signals.phase == Phase.TRAIN) & ~signals.tick)
     if len(trained):
         kept.append(trained[[np.argmax(signals.step[trained])]])
+        kept.append(trained[np.unique(signals.attempt[trained], return_index=True)[1]])
     for name, check in checks.items():
         moved = tuple(sorted(change.step for change in changes if change.touches(check.signals)))
         piece = list(signals.pieces(moved))[-1]

@@ -46,6 +46,7 @@ class Snapshot:
     receipts: Mapping[str, Receipt]
     saved: Saved
     incidents: Mapping[str, Incident]
+    taken: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,10 @@ def world_of(now: Snapshot, alerts: Mapping[str, Alert]) -> World | None:
         settings=now.rulebook.nodes,
         alerts=alerts,
         executions=now.saved.executions,
-        checkpoints=checkpoints(rows),
+        checkpoints=checkpoints(rows, planned.checkpoint_keep),
         throughput=sustained(rows),
         plans_enabled=now.saved.plans_enabled,
+        taken=now.taken,
     )
 
 

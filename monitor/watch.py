@@ -20,15 +20,16 @@ from runwatch.monitor.compose import View, compose, curve_at
 from runwatch.monitor.conditions import Conditions
 from runwatch.monitor.config import DaemonConfig
 from runwatch.monitor.delivery import Delivery
-from runwatch.monitor.directives import Receipts, write_json, write_requests
+from runwatch.monitor.directives import receipts_of, requests_of, write_json, write_requests
 from runwatch.monitor.evaluate import Judged, LiveJudge
 from runwatch.monitor.outbox import Outbox, waiting
 from runwatch.monitor.rulebook import CardFile, Rulebook, rulebook
 from runwatch.monitor.run import RunReader
 from runwatch.monitor.series import SPARKLINE, Series, sparkline
 from runwatch.monitor.store import Saved, Store, Transaction
+from runwatch.monitor.takeover import take_over_control, take_over_log
 from runwatch.monitor.tick import Outcome, Snapshot, conclude, world_of
-from runwatch.rules import World
+from runwatch.rules import Mark, Receipt, World
 
 if TYPE_CHECKING:
     from runwatch.monitor.status import Status
@@ -52,7 +53,8 @@ class Watch:
         self.acting = False
         """Whether this daemon holds the lease."""
         self._card = CardFile(run_dir)
-        self._receipts = Receipts(run_dir)
+        self._receipts, self._requests = receipts_of(run_dir), requests_of(run_dir)
+        self._log_settled = False
         self.delivery = Delivery(run_dir, store, outbox, lambda: self._card.card, lambda: self.links)
         self._mirror = run_dir / ".runwatch" / "audit.jsonl"
         self._started = time.time()
@@ -116,8 +118,9 @@ class Watch:
                 self.acting = False
                 self.conditions.put("standby", "another daemon watches this run; this one takes over when it ends", now)
                 return "standing by"
+            taken_over = self._take_over(tx, block, book, now)
             saved = tx.load()
-            if saved.cursor != self.reader.accepted:
+            if taken_over or saved.cursor != self.reader.accepted:
                 self._saved = saved
                 self._open(saved.cursor)
                 return "began again where the store stands"
@@ -130,6 +133,18 @@ class Watch:
         self.outcome = outcome
         self._act(now)
         return f"{len(block)} rows, {len(outcome.transitions)} changes of alerts, {len(outcome.messages)} messages"
+
+    def _take_over(self, tx: Transaction, block: Signals, book: Rulebook, now: float) -> bool:
+        """Whether the database has just learnt what only the files of the run knew: it is new, or older than they are."""
+        sentence = None if self._log_settled else take_over_log(tx, self._mirror)
+        self._log_settled = sentence is None
+        last = block if len(block) else self.judge.context
+        step, tokens = (int(last.step[-1]), float(last.tokens[-1])) if len(last) else (0, float("nan"))
+        at = Mark(time=now, records=self.records + _train_records(block), step=step, tokens=tokens)
+        found = take_over_control(tx, self._requests.read(), self._receipts.found, book.nodes, at)
+        for one in filter(None, [sentence, *found]):
+            log.warning("%s", one)
+        return bool(sentence or found)
 
     def world(self, now: float) -> World | None:
         """The world as it is without judging anything new; None while no plan can be made."""
@@ -147,7 +162,7 @@ class Watch:
         block: Signals,
         judged: Judged,
         book: Rulebook,
-        receipts: Mapping[str, Any],
+        receipts: Mapping[str, Receipt],
         saved: Saved,
         tx: Transaction,
     ) -> Snapshot:
@@ -163,6 +178,7 @@ class Watch:
             records=self.records,
             rulebook=book,
             receipts=receipts,
+            taken=self._requests.names | self._receipts.names,
             saved=saved,
             incidents=tx.open_incidents(),
         )

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runwatch.checks import Phase, Signals
 from runwatch.rules import Checkpoint, PlannedRun, PlanState, Receipt, Throughput
@@ -17,33 +18,48 @@ def plan_in_force(planned: PlannedRun, receipts: Iterable[Receipt]) -> PlanState
     return max(applied, key=lambda receipt: receipt.time).after if applied else planned.plan_state()
 
 
-def checkpoints(signals: Signals) -> tuple[Checkpoint, ...]:
-    """Complete, finite checkpoints by step, without those of a tail that a later attempt superseded."""
-    found: dict[int, Checkpoint] = {}
+def checkpoints(signals: Signals, keep: int | None = None) -> tuple[Checkpoint, ...]:
+    """Complete, finite checkpoints by step, of the newest `keep` that were written (None: of all).
+
+    Those of a tail that a later attempt superseded are left out: of steps at or after the first one that it trained.
+    """
+    train = np.flatnonzero(_trained(signals))
+    begins = train[np.unique(signals.attempt[train], return_index=True)[1]]
     rows = signals.observed("checkpoint/step")
-    attempt = None
-    for row, step in zip(rows, signals.values("checkpoint/step"), strict=True):
-        if not np.isfinite(step):
-            continue
-        if attempt is not None and signals.attempt[row] != attempt:
-            found = {kept: point for kept, point in found.items() if kept < step}
-        attempt = signals.attempt[row]
-        found[int(step)] = Checkpoint(int(step), float(signals.tokens[row]), float(signals.time[row]))
+    rows = rows[np.isfinite(signals.columns["checkpoint/step"].values[rows])] if len(rows) else rows
+    rows = rows if keep is None else rows[-keep:]
+    found: dict[int, Checkpoint] = {}
+    for row in np.union1d(begins, rows):
+        if row in begins:
+            found = {step: point for step, point in found.items() if step < signals.step[row]}
+        if row in rows:
+            step = int(signals.columns["checkpoint/step"].values[row])
+            found[step] = Checkpoint(step, float(signals.tokens[row]), float(signals.time[row]))
     resumed = signals.step[-1] if len(signals) else 0
     return tuple(found[step] for step in sorted(found) if step <= resumed)
 
 
-def sustained(signals: Signals) -> Throughput | None:
-    """Tokens per second over the newest rows, pauses included, with the 95 % interval of eight blocks' means.
+def _trained(signals: Signals) -> NDArray[np.bool_]:
+    return (signals.phase == Phase.TRAIN) & ~signals.tick
 
-    None while fewer than 16 train rows tell tokens and time, or a block has no length.
+
+def sustained(signals: Signals) -> Throughput | None:
+    """Tokens per second of the newest attempt, pauses for evaluations and saves included, with the 95 % interval.
+
+    Over the rows at hand since a person last paused the run: the mean, and its interval from the means of eight blocks
+    of about equal time. None while fewer than 16 train rows tell tokens and time, or a block has no length.
     """
-    train = (signals.phase == Phase.TRAIN) & ~signals.tick & np.isfinite(signals.tokens) & np.isfinite(signals.time)
-    same = train & (signals.attempt == (signals.attempt[-1] if len(signals) else 0))
-    rows = np.flatnonzero(same)
+    if not len(signals):
+        return None
+    told = _trained(signals) & np.isfinite(signals.tokens) & np.isfinite(signals.time)
+    told &= signals.attempt == signals.attempt[-1]
+    held = np.flatnonzero((signals.phase == Phase.PAUSED) & (signals.attempt == signals.attempt[-1]))
+    rows = np.flatnonzero(told)
+    rows = rows[rows > held[-1]] if len(held) else rows
     if len(rows) < 2 * SUSTAINED_BLOCKS:
         return None
-    edges = rows[np.linspace(0, len(rows) - 1, SUSTAINED_BLOCKS + 1).astype(int)]
+    time = signals.time[rows]
+    edges = rows[np.searchsorted(time, np.linspace(time[0], time[-1], SUSTAINED_BLOCKS + 1))]
     tokens, seconds = np.diff(signals.tokens[edges]), np.diff(signals.time[edges])
     if np.any(seconds <= 0) or np.any(tokens < 0):
         return None

@@ -35,7 +35,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What the run card declares, as far as plans need it. `deadline` in Unix seconds."""
+    """What the run card declares, as far as plans need it. `deadline` in Unix seconds; `checkpoint_keep` None keeps all."""
 
     token_budget: int
     tokens_per_step: int
@@ -50,6 +50,7 @@ class PlannedRun:
     capacity_factor: float
     balance_rate: float
     z_loss_weight: float
+    checkpoint_keep: int | None = None
     deadline: float | None = None
     formula: Formula | None = None
     curve: Curve | None = None
