@@ -1,8 +1,7 @@
 import { defineConfig } from 'vite';
 
-// Relative addresses, so that any static server can serve the page; Grafana's icons lie beside it.
+// Relative addresses, so that any static server can serve the page.
 export default defineConfig({
   base: './',
-  publicDir: 'node_modules/@grafana/ui/dist/public',
   build: { chunkSizeWarningLimit: 10_000, rollupOptions: { onwarn: () => undefined } },
 });
