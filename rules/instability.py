@@ -175,19 +175,23 @@ def healthy_loss(world: World, back: int, first: int) -> float | None:
     """The level (nats) that the loss of this attempt had, with room for its noise; None when it was never seen.
 
     The higher of two levels: right after the checkpoint at step `back`, and before the onset at step `first`. Early in
-    a run the loss falls much in between.
+    a run the loss falls much in between, so its noise is that of neighbouring steps (their differences have twice its
+    variance). Of rows from long ago there are those right after each checkpoint.
     """
     recent = world.recent
     rows = recent.observed("train/loss")
     values, step = recent.values("train/loss"), recent.step[rows]
     usable = (recent.attempt[rows] == recent.attempt[-1:]) & (step < first) & np.isfinite(values)
-    before = values[usable][-LEVEL_RECORDS:]
+    values, step = values[usable], step[usable]
+    before = values[-LEVEL_RECORDS:]
     if len(before) < RECOVER_RECORDS:
         earlier = [one.healthy_loss for one in world.executions if one.node == "instability"]
         return earlier[-1] if earlier else None
-    resumed = values[usable & (step > back)][:RECOVER_RECORDS]
+    resumed = values[step > back][:RECOVER_RECORDS]
     level = max(float(np.median(before)), float(np.median(resumed)) if len(resumed) else -np.inf)
-    return level + max(0.05, 3 * 1.4826 * float(np.median(np.abs(before - np.median(before)))))
+    jumps = np.abs(np.diff(before))[np.diff(step)[-len(before) + 1 :] == 1]
+    noise = 1.4826 * float(np.median(jumps)) / np.sqrt(2) if len(jumps) else 0.0
+    return level + max(0.05, 3 * noise)
 
 
 def recovered(execution: Execution, world: World) -> bool | None:
