@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 
 from runwatch.checks import Level, Phase
+from runwatch.checks.ladder_deviation import LadderDeviationSettings
 from runwatch.checks.signals import FAMILIES, VOCABULARY
 from runwatch.monitor.rulebook import Rulebook
 from runwatch.monitor.series import latest
@@ -134,7 +135,7 @@ class Collector:
         yield self._counter("check_errors", "Evaluations that raised.", errors, "check")
 
     def _settings(self) -> Iterator[Metric]:
-        book = self.watch.outcome.rulebook if self.watch.outcome else Rulebook({})
+        book = self._book()
         settings = {
             (check, name): float(value)
             for check, one in book.checks.items()
@@ -169,8 +170,18 @@ class Collector:
         }
         for name, (text, value) in single.items():
             yield self._gauge(name, text, {} if value is None else {(): value})
-        expected = {(bound,): value for bound, value in self.watch.expected_loss().items()}
+        expected = {(bound,): value for bound, value in self._expected(int(run["step"])).items()}
         yield self._gauge("run_expected_loss", "Pre-registered loss at these tokens.", expected, "bound")
+
+    def _expected(self, step: int) -> dict[str, float]:
+        """The registered loss where `ladder_deviation` judges by it: a directive can make another run of it."""
+        settings = self._book().checks.get("ladder_deviation")
+        curves = settings.curves if isinstance(settings, LadderDeviationSettings) else ()
+        reached = [curve for curve in curves if curve.from_step <= step]
+        return self.watch.expected_loss() if reached and reached[-1].tokens else {}
+
+    def _book(self) -> Rulebook:
+        return self.watch.outcome.rulebook if self.watch.outcome else Rulebook({})
 
     def _signals(self) -> Iterator[Metric]:
         newest = latest(self.watch.judge.context)

@@ -144,6 +144,7 @@ def messages() -> list[Any]:
             "By medium.",
             "none",
             Query(f"runwatch_outbox_pending{RUNS}", "{{run}} {{notifier}}"),
+            size=(7, 8),
         ),
         graph(
             "Age of the oldest message",
@@ -151,13 +152,14 @@ def messages() -> list[Any]:
             "s",
             Query(f"time() - runwatch_outbox_oldest_timestamp_seconds{RUNS}", "{{run}} {{notifier}}"),
             _line("RunwatchOutboxStuck"),
+            size=(7, 8),
         ),
         rows(
             "Alerts about the daemons",
             "Those of the Prometheus rules that are pending or fire.",
             "alertname",
             [Cell('ALERTS{alertname=~"Runwatch.*"}', "")],
-            (8, 8),
+            (10, 8),
             {"severity": "Severity", "alertstate": "State", "instance": "Instance"},
         ),
     ]

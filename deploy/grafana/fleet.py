@@ -72,7 +72,7 @@ def overview() -> list[Any]:
         Cell(f"time() - runwatch_last_record_timestamp_seconds{RUNS}", "Newest record", "s"),
     ]
     table = rows(
-        "Runs", "Newest values; the name leads to the run's dashboard.", "run", cells, (24, 8), {"phase": "Phase"}
+        "Runs", "Newest values; the name leads to the run's dashboard.", "run", cells, (24, 9), {"phase": "Phase"}
     )
     health = Query(f"run:runwatch_alert_severity:max{RUNS}", "{{run}}")
     return [

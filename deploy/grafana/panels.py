@@ -221,7 +221,10 @@ class Cell:
 def rows(
     title: str, text: str, key: str, cells: Sequence[Cell], size: tuple[int, int], kept: Mapping[str, str] | None = None
 ) -> table.Panel:
-    """A table with a row for each value of the label `key`. Labels in `kept` become columns under that heading."""
+    """A table with a row for each value of the label `key`, in the order of the last cell where that is a time.
+
+    Labels in `kept` become columns under that heading.
+    """
     panel = _common(table.Panel(), title, text, size).unit("none").show_header(show_header=True)
     _add(panel, [Query(cell.query) for cell in cells], instant=True, as_table=True)
     names = [f"Value #{chr(ord('A') + number)}" if len(cells) > 1 else "Value" for number in range(len(cells))]
@@ -235,6 +238,8 @@ def rows(
         )
     panel.with_transformation(DataTransformerConfig(id_val="filterFieldsByName", options=only))
     panel.with_transformation(DataTransformerConfig(id_val="organize", options={"excludeByName": {}, **order}))
+    if cells[-1].unit.startswith("dateTime"):
+        panel.sort_by([common.TableSortByFieldState().display_name(cells[-1].title).desc(desc=False)])
     for cell in cells:
         look: dict[str, Any] = {"unit": cell.unit, **(cell.look or {})}
         if cell.words:

@@ -294,6 +294,7 @@ def experts() -> list[Any]:
 
 def speed() -> list[Any]:
     """How fast it trains and when it ends."""
+    newest = f"runwatch_last_record_timestamp_seconds{RUN}"
     return [
         graph(
             "MFU",
@@ -314,10 +315,8 @@ def speed() -> list[Any]:
             "Time to the end",
             "What is left of the budget at the sustained speed, and at that of the last five minutes.",
             "s",
-            Query(
-                f"runwatch_run_end_timestamp_seconds{RUN} - runwatch_last_record_timestamp_seconds{RUN}", "sustained"
-            ),
-            Query(f"run:runwatch_remaining_seconds:estimate{RUN}", "last five minutes"),
+            Query(f"clamp_min(runwatch_run_end_timestamp_seconds{RUN} - {newest}, 1)", "sustained"),
+            Query(f"clamp_min(run:runwatch_remaining_seconds:estimate{RUN}, 1)", "last five minutes"),
             logarithmic=True,
         ),
     ]

@@ -77,33 +77,45 @@ def observed(
         yield started
 
 
-def asked(run: str) -> Iterator[tuple[str, str]]:
-    """Every query of the dashboards with Grafana's variables put in, and where it stands. The fleet's show all runs."""
+def asked(runs: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    """Every query of the dashboards, and where it stands, asked of the last minutes and of either run.
+
+    A band ends with the plan that changes the run, and marks come and go: they must have been there.
+    """
     for path in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json")):
         board = json.loads(path.read_text())
         panels = [one for row in board["panels"] for one in (row, *row.get("panels", ()))]
         found = [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", ())]
-        # marks come and go: they must have been there in the last minutes
-        marks = board["annotations"].get("list", ())
-        found += [(mark["name"], f"max_over_time(({mark['expr']})[5m:1s])") for mark in marks]
-        chosen = {"$__rate_interval": "15s", "$run": run if path.stem == "run" else ".*", "$check": "token_drop"}
+        found += [(mark["name"], mark["expr"]) for mark in board["annotations"].get("list", ())]
+        chosen = runs if path.stem == "run" else (".*",)
         for title, expr in found:
-            filled = expr
-            for name, value in chosen.items():
-                filled = filled.replace(name, value)
-            yield f"{path.stem}: {title}: {expr}", filled
+            either = " or ".join(f"({filled(expr, run)})" for run in chosen)
+            yield f"{path.stem}: {title}: {expr}", f"last_over_time(({either})[5m:1s])"
+
+
+def filled(expr: str, run: str) -> str:
+    """The expression with Grafana's variables put in."""
+    for name, value in {"$__rate_interval": "15s", "$run": run, "$check": "token_drop"}.items():
+        expr = expr.replace(name, value)
+    return expr
 
 
 def test_every_query_of_the_dashboards_returns_series(observed: Observed) -> None:
     assert come_true(lambda: observed.ask('runwatch_run_attempts{run="shifted"}'))
     observed.trainers["shifted"].restart()
-    unanswered = dict(asked("shifted"))
+    unanswered = dict(asked(("shifted", "dropping")))
     assert len(unanswered) > 80
     until = time.monotonic() + PATIENCE
     while unanswered and time.monotonic() < until:
         unanswered = {place: expr for place, expr in unanswered.items() if not observed.ask(expr)}
         time.sleep(0.5)
     assert list(unanswered) == []
+
+
+def test_the_band_ends_where_the_check_has_no_curve_any_more(observed: Observed) -> None:
+    assert come_true(lambda: observed.ask('runwatch_plan_state_timestamp_seconds{run="shifted", state="verified"}'))
+    assert come_true(lambda: not observed.ask('runwatch_run_expected_loss{run="shifted"}'))
+    assert come_true(lambda: len(observed.ask('runwatch_run_expected_loss{run="dropping"}')) == 3)
 
 
 def test_prometheus_sees_both_exporters_and_they_agree_on_the_run(observed: Observed) -> None:

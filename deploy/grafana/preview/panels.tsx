@@ -40,8 +40,13 @@ export function Drawing(props: Props) {
     case 'bargauge':
       return <Bars {...props} />;
     case 'table':
-      return <Table data={props.frames[0]!} width={props.width} height={props.height} enableSharedCrosshair={false} />;
+      return <Rows {...props} />;
   }
+}
+
+function Rows({ panel, frames, width, height }: Props) {
+  const order = (panel.options as any).sortBy;
+  return <Table data={frames[0]!} width={width} height={height} initialSortBy={order} enableSharedCrosshair={false} />;
 }
 
 function Graph({ panel, frames, marks, asked, theme, width, height }: Props) {
