@@ -1,16 +1,20 @@
 """A daemon that dies anywhere in a tick leaves nothing half done: the next one goes on as if nothing had happened."""
 
 import json
+import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import scripted
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from runwatch.monitor import approvals
 from runwatch.monitor import watch as watching
 from runwatch.monitor.audit import broken, read_mirror
 from runwatch.monitor.config import DaemonConfig
@@ -20,6 +24,7 @@ from runwatch.monitor.store import open_store, sqlite_url
 from runwatch.monitor.watch import Watch
 
 TICKS, STEPS = 14, 20
+NAME = "early_divergence-0001"
 POINTS = ("before the store", "before the commit", "after the commit", "after the directive", "after the mirror")
 
 
@@ -78,13 +83,39 @@ def opened(run_dir: Path, sink: Sink, clock: Callable[[], float]) -> Any:
         store.close()
 
 
-def run(run_dir: Path, crashes: dict[int, str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Story:
+    """How a plan goes: the node's settings, whether the trainer obeys, what a person says before tick `DECIDED`, the end."""
+
+    rules: dict[str, Any]
+    end: str
+    obeys: bool = True
+    says: bool | None = None
+
+
+DECIDED = 10
+ASKED = {"mode": "confirm", "expires_seconds": 100}
+STORIES = {
+    "auto": Story({"mode": "auto"}, "verified"),
+    "approved": Story(ASKED, "verified", says=True),
+    "turned down": Story(ASKED, "refused_by_person", says=False),
+    "nobody decides": Story({**ASKED, "expires_seconds": 50}, "expired"),
+    "no receipt": Story({"mode": "auto", "ack_seconds": 5}, "unacknowledged", obeys=False),
+}
+
+
+def run(run_dir: Path, crashes: dict[int, str], story: str = "auto") -> dict[str, Any]:
     """Train by script with a tick every `STEPS` steps, dying in the ticks of `crashes`; what is left in the end."""
-    trainer = scripted.ScriptedTrainer(run_dir)
-    (run_dir / "run.yaml").write_text(json.dumps(scripted.card()))
+    told = STORIES[story]
+    trainer = scripted.ScriptedTrainer(run_dir, obeys=told.obeys)
+    (run_dir / "run.yaml").write_text(json.dumps(scripted.card({"early_divergence": told.rules})))
     sink = Sink()
     for number in range(TICKS):
         trainer.train(STEPS)
+        if number == DECIDED and told.says is not None:
+            with pytest.MonkeyPatch.context() as patch, opened(run_dir, sink, lambda: trainer.clock) as watch:
+                patch.setattr(approvals.time, "time", lambda: trainer.clock)
+                approvals.decide(watch.store, NAME, approved=told.says, by="ana", reason="as agreed")
         with pytest.MonkeyPatch.context() as patch, opened(run_dir, sink, lambda: trainer.clock) as watch:
             if number in crashes:
                 crash(patch, watch, crashes[number])
@@ -107,7 +138,7 @@ def left(run_dir: Path, sink: Sink) -> dict[str, Any]:
     store.close()
     assert broken(rows) is None
     assert read_mirror(run_dir / ".runwatch" / "audit.jsonl") == rows
-    requests = {path.name: path.read_text() for path in (run_dir / "control" / "requests").iterdir()}
+    requests = {path.name: path.read_text() for path in (run_dir / "control" / "requests").glob("*.json")}
     return {
         "audit": [row.hash for row in rows],
         "executions": executions,
@@ -118,26 +149,35 @@ def left(run_dir: Path, sink: Sink) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@cache
+def whole(story: str) -> dict[str, Any]:
     """What a run leaves whose daemon never died."""
-    result = run(tmp_path_factory.mktemp("whole") / "run", {})
-    assert list(result["requests"]) == ["early_divergence-0001.json"]
-    assert '"state":"verified"' in result["executions"][0]
-    assert len(result["told"]) == len(set(result["told"])) > 4
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(Path(folder) / "run", {}, story)
+    assert f'"state":"{STORIES[story].end}"' in result["executions"][0]
+    asked = {f"{NAME}.json"} if STORIES[story].end in ("verified", "unacknowledged") else set()
+    assert set(result["requests"]) == asked
+    assert len(result["told"]) == len(set(result["told"])) > 2
     return result
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_dying_at_the_same_point_of_every_tick_changes_nothing(
-    point: str, uninterrupted: dict[str, Any], tmp_path: Path
-) -> None:
-    assert run(tmp_path / "run", dict.fromkeys(range(TICKS), point)) == uninterrupted
+CASES = [(story, point) for point in POINTS for story in ("auto", "approved")]
+CASES += [(story, point) for point in ("before the commit", "after the commit") for story in [*STORIES][2:]]
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(crashes=st.dictionaries(st.integers(0, TICKS - 1), st.sampled_from(POINTS), min_size=1))
+@pytest.mark.parametrize(("story", "point"), CASES)
+def test_dying_at_the_same_point_of_every_tick_changes_nothing(story: str, point: str, tmp_path: Path) -> None:
+    assert run(tmp_path / "run", dict.fromkeys(range(TICKS), point), story) == whole(story)
+
+
+@settings(
+    max_examples=4, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    story=st.sampled_from([*STORIES]),
+    crashes=st.dictionaries(st.integers(0, TICKS - 1), st.sampled_from(POINTS), min_size=1),
+)
 def test_dying_at_random_points_changes_nothing(
-    crashes: dict[int, str], uninterrupted: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    story: str, crashes: dict[int, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    assert run(tmp_path_factory.mktemp("random") / "run", crashes) == uninterrupted
+    assert run(tmp_path_factory.mktemp("random") / "run", crashes, story) == whole(story)
