@@ -18,6 +18,7 @@ from typing import Any
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED, JobEvent
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
+from sqlalchemy.exc import SQLAlchemyError
 
 from runwatch.monitor.approvals import DecisionError, decide
 from runwatch.monitor.config import DaemonConfig
@@ -30,7 +31,12 @@ from runwatch.monitor.watch import Watch
 log = logging.getLogger(__name__)
 
 STALE_SECONDS = 30.0
-"""Without a finished tick for this long the daemon is not healthy (`/healthz`, the service manager's watchdog)."""
+"""Without a finished tick for this long the daemon is not healthy (`/healthz`, the service manager's watchdog), and
+without a good one it can not observe the run (`/readyz`, the dead-man signal)."""
+LONGEST_TICK_SECONDS = 600.0
+"""A tick that reads a whole run anew takes its time; one that takes longer than this is stuck."""
+DEADMAN_MISSES = 3
+"""Dead-man signals that may be missed before the Watchdog alert ends."""
 STALLED_TICKS = 5
 """Ticks overdue before the liveness thread asks for one."""
 
@@ -52,7 +58,7 @@ class Daemon:
     ) -> None:
         self.watch, self.config, self.counts = watch, config, Counts()
         self._clock, self._monotonic = clock, monotonic
-        self._finished = monotonic()
+        self._finished = self._observed = monotonic()
         self._busy = threading.Lock()
         self._stop = threading.Event()
         self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": ThreadPoolExecutor(8)})
@@ -66,7 +72,16 @@ class Daemon:
     @property
     def healthy(self) -> bool:
         """Whether the loop turns."""
-        return self.age < max(STALE_SECONDS, 3 * self.config.tick_seconds) or self._busy.locked()
+        return self.age < self._stale_seconds or (self._busy.locked() and self.age < LONGEST_TICK_SECONDS)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the run can be observed and the state be written: the last tick went well and is not long ago."""
+        return self.counts.ready and self._monotonic() - self._observed < self._stale_seconds
+
+    @property
+    def _stale_seconds(self) -> float:
+        return max(STALE_SECONDS, 3 * self.config.tick_seconds)
 
     def tick(self) -> bool:
         """One tick; whether it went well. A failed one is done again by the next."""
@@ -83,8 +98,11 @@ class Daemon:
             finally:
                 self._finished = self._monotonic()
             self.watch.conditions.put("tick", None, self._clock())
+            self._observed = self._finished
             self.counts.ready = True
             self.counts.ticked(self._finished - began, self._clock())
+            if self.watch.outcome is not None and self.watch.outcome.messages:
+                self._tell_now()
             log.debug("tick: %s", sentence)
             return True
 
@@ -102,7 +120,7 @@ class Daemon:
         self._scheduler.add_listener(self._count, EVENT_JOB_ERROR | EVENT_JOB_MAX_INSTANCES | EVENT_JOB_MISSED)
         self._every(self.config.tick_seconds, "tick", self.tick)
         for name, notifier in self.watch.outbox.notifiers.items():
-            self._every(1.0, f"outbox:{name}", partial(self.watch.outbox.deliver, name))
+            self._every(1.0, f"outbox:{name}", partial(self._deliver, name))
             self._listen(notifier)
         self._every(1.0, "delivery", self.watch.delivery.deliver)
         self._every(min(60.0, self.config.digest_seconds), "digest", self.digest)
@@ -117,8 +135,22 @@ class Daemon:
         self._scheduler.shutdown(wait=True)
         for one in self._listening:
             one.close()
-        with self.watch.store.transaction() as tx:
-            tx.release_lease(self.watch.holder)
+        try:
+            with self.watch.store.transaction() as tx:
+                tx.release_lease(self.watch.holder)
+        except SQLAlchemyError as error:
+            log.warning("the lease could not be given back; it expires by itself: %s", error)
+
+    def _tell_now(self) -> None:
+        """What a tick has to tell goes out at once and not at the outbox's next turn: a second matters to a page."""
+        for job in self._scheduler.get_jobs():
+            if job.id.startswith("outbox:"):
+                job.modify(next_run_time=datetime.now(UTC))
+
+    def _deliver(self, name: str) -> None:
+        """Send what is due, unless another daemon does."""
+        if not self.watch.standing_by:
+            self.watch.outbox.deliver(name)
 
     def _every(self, seconds: float, name: str, job: Callable[[], Any]) -> None:
         self._scheduler.add_job(
@@ -154,11 +186,10 @@ class Daemon:
     def deadman(self) -> None:
         """Say that the run can be observed, while that is so."""
         status, now = self.watch.status, self._clock()
-        observes = self.counts.ready and self.watch.acting
-        if not observes or status is None or status["run"]["time"] is None:
+        if not (self.ready and self.watch.acting) or status is None or status["run"]["time"] is None:
             return
         run = self.watch.run
-        body = {"run": run, "observed": now}
+        body = {"run": run, "observed": now, "until": now + DEADMAN_MISSES * self.config.deadman_seconds}
         key = f"{run}/deadman/{int(now // self.config.deadman_seconds)}"
         with self.watch.store.transaction() as tx:
             self.watch.outbox.put(tx, Message(key, "deadman", "deadman", run, now, body, f"{run} is observed."))
@@ -182,6 +213,9 @@ def _decide(store: Store, execution: str, approved: bool, by: str, reason: str) 
         return decide(store, execution, approved=approved, by=by, reason=reason)
     except DecisionError as error:
         return str(error)
+    except SQLAlchemyError as error:
+        log.warning("a decision on %s could not be stored: %s", execution, error)
+        return f"Nothing was decided: the daemon's database cannot be used ({error}). Try again."
 
 
 def notify_service_manager(state: str) -> None:

@@ -91,8 +91,9 @@ class RunReader:
     def _files(self) -> list[Path]:
         """The segments in order of their names; none while there is no folder yet."""
         if not self.folder.is_dir():
-            if not self.folder.parent.is_dir():
-                raise FileNotFoundError(f"{self.folder.parent} does not exist: the run directory has gone")
+            gone = self.folder if self.accepted.get("segments") else self.folder.parent
+            if not gone.is_dir():
+                raise FileNotFoundError(f"{gone} does not exist: the run directory has gone, or is not mounted")
             return []
         return sorted(self.folder.glob("*.jsonl"))
 

@@ -1,6 +1,20 @@
 """The tables of the daemon's database. Every row belongs to a run; what only rules understand is JSON in `body`."""
 
+from typing import Any
+
 import sqlalchemy as sql
+
+
+class Words(sql.types.TypeDecorator[str]):
+    """Free text, from people and from answers of servers: without NUL, which PostgreSQL does not store."""
+
+    impl = sql.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Any) -> str | None:  # noqa: ARG002  SQLAlchemy's signature
+        """Replace every NUL."""
+        return None if value is None else value.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
 
 TABLES = sql.MetaData()
 
@@ -39,8 +53,8 @@ DECISIONS = sql.Table(
     _run(),
     sql.Column("execution", sql.String, primary_key=True),
     sql.Column("approved", sql.Boolean, nullable=False),
-    sql.Column("by", sql.String, nullable=False),
-    sql.Column("reason", sql.String, nullable=False),
+    sql.Column("by", Words, nullable=False),
+    sql.Column("reason", Words, nullable=False),
     sql.Column("time", sql.Float, nullable=False),
 )
 DECLARATIONS = sql.Table(
@@ -83,9 +97,9 @@ OUTBOX = sql.Table(
     sql.Column("attempts", sql.Integer, nullable=False),
     sql.Column("state", sql.String, nullable=False),  # pending, sent, failed
     sql.Column("sent", sql.Float),
-    sql.Column("error", sql.String),
+    sql.Column("error", Words),
     sql.Column("payload", sql.Text, nullable=False),
-    sql.Column("text", sql.Text, nullable=False),
+    sql.Column("text", Words, nullable=False),
     sql.UniqueConstraint("run", "notifier", "key"),
     sql.Index("outbox_waiting", "run", "notifier", "state", "due"),
 )

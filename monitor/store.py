@@ -6,7 +6,6 @@ begun it. Effects come after the commit, from rows that are stored here.
 """
 
 import json
-import sqlite3
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sql
-from sqlalchemy import event
-from sqlalchemy.exc import DatabaseError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 
 from runwatch.monitor.audit import GENESIS, AuditRow, chained
+from runwatch.monitor.database import StoreError as StoreError  # noqa: PLC0414  who opens a store catches it
+from runwatch.monitor.database import known_run, open_engine, wait_for_turn
 from runwatch.monitor.incidents import Incident
 from runwatch.monitor.schema import (
     ALERTS,
@@ -30,21 +30,8 @@ from runwatch.monitor.schema import (
     INCIDENTS,
     LEASE,
     SETTINGS,
-    TABLES,
 )
 from runwatch.rules import Alert, Decision, Execution
-
-BUSY_SECONDS = 10.0
-"""How long a writer waits for another (the command line and the daemon share the file)."""
-
-_APPEND_ONLY = (
-    "CREATE TRIGGER IF NOT EXISTS audit_never_{verb} BEFORE {verb} ON audit "
-    "BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END"
-)
-
-
-class StoreError(Exception):
-    """The database cannot be used; the text says what to do."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +55,9 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Generator["Transaction"]:
-        """All of it is stored when the block ends well, none of it otherwise."""
+        """All of it is stored when the block ends well, none of it otherwise. A run has one writer at a time."""
         with self.engine.begin() as connection:
+            wait_for_turn(connection, self.run)
             yield Transaction(connection, self.run)
 
     def close(self) -> None:
@@ -83,67 +71,13 @@ def open_store(url: str, run: str) -> Store:
     Raises:
         StoreError: it cannot be opened, is damaged, or is not ours.
     """
-    engine = _sqlite(url) if url.startswith("sqlite") else sql.create_engine(url, pool_pre_ping=True)
-    try:
-        TABLES.create_all(engine)
-        if engine.dialect.name == "sqlite":
-            with engine.begin() as connection:
-                for verb in ("update", "delete"):
-                    connection.exec_driver_sql(_APPEND_ONLY.format(verb=verb))
-            run = _known_run(engine) or run
-    except (DatabaseError, OSError) as error:
-        engine.dispose()
-        raise StoreError(_remedy(engine, error)) from error
-    return Store(engine, run)
-
-
-def _known_run(engine: sql.Engine) -> str | None:
-    """The one run that a run directory's own database is about: a card may be renamed, or be unreadable today."""
-    with engine.begin() as connection:
-        damage = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
-        if damage != "ok":
-            raise DatabaseError(None, None, sqlite3.DatabaseError(f"database disk image is malformed: {damage}"))
-        runs = connection.scalars(sql.select(LEASE.c.run).union(sql.select(AUDIT.c.run))).all()
-    return runs[0] if len(runs) == 1 else None
+    engine = open_engine(url)
+    return Store(engine, known_run(engine) or run)
 
 
 def sqlite_url(run_dir: Path) -> str:
     """Where a run's database lies unless another is configured."""
     return f"sqlite:///{run_dir / '.runwatch' / 'state.db'}"
-
-
-def _sqlite(url: str) -> sql.Engine:
-    path = sql.make_url(url).database or ""
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"cannot create {Path(path).parent}: {error.strerror}; make the run directory writable"
-        ) from error
-    engine = sql.create_engine(url, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
-
-    def set_up(connection: Any, _record: object) -> None:
-        connection.isolation_level = None  # transactions begin where we say so, not at the first write
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-
-    def begin(connection: sql.Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    event.listen(engine, "connect", set_up)
-    event.listen(engine, "begin", begin)
-    return engine
-
-
-def _remedy(engine: sql.Engine, error: Exception) -> str:
-    where = engine.url.database if engine.dialect.name == "sqlite" else engine.url.render_as_string(hide_password=True)
-    reason = " ".join(str(getattr(error, "orig", error)).split())
-    if "malformed" in reason or "not a database" in reason:
-        return (
-            f"{where} is damaged ({reason}): move it aside and start again; alerts are judged anew from telemetry, and "
-            "directives that were acted upon are known from control/receipts/"
-        )
-    return f"cannot use the database {where}: {reason}"
 
 
 class Transaction:
@@ -248,6 +182,12 @@ class Transaction:
     def put_setting(self, name: str, value: str) -> None:
         """Keep one of the run's settings."""
         self.put(SETTINGS, {"name": name}, {"value": value})
+
+    def clock(self, now: float) -> float:
+        """The time (Unix seconds) by which a lease is judged: of several hosts' clocks it is the server's."""
+        if self.connection.dialect.name != "postgresql":
+            return now
+        return float(self.connection.scalar(sql.select(sql.extract("epoch", sql.func.clock_timestamp()))) or now)
 
     def take_lease(self, holder: str, now: float, seconds: float) -> bool:
         """Whether `holder` may act for this run until `now` + `seconds`; of several daemons one may."""

@@ -52,6 +52,8 @@ class Watch:
         self.check_errors: Counter[str] = Counter()
         self.acting = False
         """Whether this daemon holds the lease."""
+        self.standing_by = False
+        """Whether another daemon holds it."""
         self._card = CardFile(run_dir)
         self._receipts, self._requests = receipts_of(run_dir), requests_of(run_dir)
         self._log_settled = False
@@ -114,8 +116,8 @@ class Watch:
         book = self._rulebook()
         judged = self.judge.judge(block, book.checks, book.changes)
         with self.store.transaction() as tx:
-            if not tx.take_lease(self.holder, now, LEASE_SECONDS):
-                self.acting = False
+            if not tx.take_lease(self.holder, tx.clock(now), LEASE_SECONDS):
+                self.acting, self.standing_by = False, True
                 self.conditions.put("standby", "another daemon watches this run; this one takes over when it ends", now)
                 return "standing by"
             taken_over = self._take_over(tx, block, book, now)
@@ -243,7 +245,7 @@ class Watch:
     def _note(self, judged: Judged, now: float) -> None:
         """Keep the daemon's own conditions."""
         put = self.conditions.put
-        self.acting = True
+        self.acting, self.standing_by = True, False
         put("standby", None, now)
         self.check_errors.update(judged.errors.keys())
         put("card", self._card.problem, now)

@@ -57,7 +57,7 @@ def application(daemon: Daemon, ending: Callable[[], bool] = lambda: False) -> S
 
     def readyz(_: Request) -> Response:
         held = "".join(f"{condition['message']}\n" for condition in daemon.watch.conditions.listed())
-        ready = daemon.counts.ready and daemon.healthy
+        ready = daemon.ready and daemon.healthy
         return PlainTextResponse(f"{'ready' if ready else 'not ready'}\n{held}", status_code=200 if ready else 503)
 
     def status(_: Request) -> Response:

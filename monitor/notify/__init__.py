@@ -115,7 +115,8 @@ class DeadmanPayload(TypedDict):
     """The daemon can observe the run: sent only while that is so."""
 
     run: str
-    observed: float  # Unix seconds of the tick that last could observe it, by the daemon's clock
+    observed: float  # Unix seconds, by the daemon's clock
+    until: float  # the next one comes before this
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ KINDS: frozenset[Kind] = frozenset(
 RESENDS_TO_EXPIRY = 4
 """Missed re-sends before an alert resolves by itself (Prometheus: 4 intervals)."""
 SHORTEST_LIFE_SECONDS = 900.0
-WATCHDOG_RESENDS = 3
 Alert = dict[str, Any]
 
 
@@ -126,7 +125,7 @@ def _watchdog(message: Message, config: AlertmanagerConfig) -> Alert:
         "labels": {**config.labels, "alertname": "RunWatchdog", "run": message.run, "severity": "none"},
         "annotations": {"summary": "The daemon can observe this run."},
         "startsAt": _rfc3339(message.payload["observed"]),
-        "endsAt": _rfc3339(message.payload["observed"] + WATCHDOG_RESENDS * config.resend_seconds),
+        "endsAt": _rfc3339(message.payload["until"]),
     }
 
 

@@ -99,7 +99,7 @@ def test_an_escalation_ends_the_alert_of_the_old_severity() -> None:
 
 
 def alive(age: float) -> Message:
-    observed = {"run": "cpu-demo", "observed": time.time() - age}
+    observed = {"run": "cpu-demo", "observed": time.time() - age, "until": time.time() + 180}
     return Message("alive", "deadman", "deadman", "cpu-demo", time.time(), observed, "step 419")
 
 
