@@ -168,14 +168,21 @@ def _part(
     shape = (layout.waves, layout.devices, sizes.pool)
     outgoing = (with_zero_row(latent)[token_of_row].reshape(*shape, width), expert_of_row.reshape(shape))
     one_wave = functools.partial(_wave, matrices=(gate, up, down), slots=sizes.slots)
-    returned, refused = jax.lax.map(jax.checkpoint(one_wave), outgoing)
+    returned, refused = jax.lax.map(one_wave, outgoing)
     rows = with_zero_row(returned.reshape(size, width))[address].reshape(*experts.shape, width)
     return jnp.sum(rows * weights[..., None], axis=1), (jnp.sum(~sent) + jnp.sum(refused))[None]
 
 
 def _wave(outgoing: tuple[Array, Array], matrices: tuple[Array, Array, Array], slots: int) -> tuple[Array, Array]:
-    """Send rows (P, R, L) with their expert (P, R) at the target, compute there, bring the results back; zeros for refused rows."""
+    """Send rows (P, R, L) with their expert (P, R) at the target, let them compute there, bring the results back; and the drops."""
     rows, wanted = (_all_to_all(x) for x in outgoing)
+    done, refused = _serve(rows, wanted, matrices, slots)
+    return _all_to_all(done), refused
+
+
+@functools.partial(jax.checkpoint, static_argnums=3)  # the backward pass computes again, but exchanges nothing again
+def _serve(rows: Array, wanted: Array, matrices: tuple[Array, Array, Array], slots: int) -> tuple[Array, Array]:
+    """What this device's experts make of the rows (P, R, L) that want them (P, R); zeros for a row that finds no slot, and their count."""
     (senders, pool, width), local = rows.shape, matrices[0].shape[0]
     rank = rank_in_group(wanted.T.ravel(), local).reshape(pool, senders).T  # the senders in turn
     asked = wanted < local
@@ -184,8 +191,7 @@ def _wave(outgoing: tuple[Array, Array], matrices: tuple[Array, Array, Array], s
     row_of_slot = jnp.full((local * slots + 1,), senders * pool, jnp.int32)
     row_of_slot = row_of_slot.at[address.ravel()].set(jnp.arange(senders * pool, dtype=jnp.int32))[: local * slots]
     full = with_zero_row(rows.reshape(-1, width))[row_of_slot].reshape(local, slots, width)
-    done = with_zero_row(swiglu(full, *matrices).reshape(-1, width))[address]
-    return _all_to_all(done), jnp.sum(asked & ~taken)
+    return with_zero_row(swiglu(full, *matrices).reshape(-1, width))[address], jnp.sum(asked & ~taken)
 
 
 def _all_to_all(x: Array) -> Array:
