@@ -274,6 +274,24 @@ class Control:
         """Whether there is a receipt of that name."""
         return (self._receipts / f"{name}.json").exists()
 
+    def applied(self) -> list[dict[str, Any]]:
+        """Receipts of directives that were applied, oldest first."""
+        found = [_object(path) for path in self._receipts.glob("*.json")]
+        return sorted(
+            (one for one in found if one.get("status") == "applied"), key=lambda one: float(one.get("time", 0))
+        )
+
+    def again(self, name: str) -> dict[str, Any]:
+        """The request of a directive that was applied before: what it asked for held then, and it cannot expire any more.
+
+        Raises:
+            RejectedError: it is gone or cannot be read.
+        """
+        found = self._read(name)
+        if isinstance(found, str):
+            raise RejectedError(found)
+        return {**found, "preconditions": {}, "expires": None}
+
     def _read(self, name: str) -> dict[str, Any] | str:
         path = self._requests / f"{name}.json"
         try:
@@ -285,3 +303,12 @@ class Control:
         if not isinstance(document, dict) or document.get("id") != name:
             return f"{path.name} must hold an object whose id is {name!r}, as the file is named"
         return document
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file; an empty one where there is none."""
+    try:
+        found = orjson.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -297,7 +297,7 @@ class Trainer:
     # --- resume and directives --------------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Go on from the newest complete checkpoint, if there is one."""
+        """Go on from the newest complete checkpoint, if there is one, under the plan that receipts speak of."""
         for candidate in reversed(checkpoint.found(self.checkpoints)):
             try:
                 self.answers = list(candidate.meta["receipts"])
@@ -308,7 +308,24 @@ class Trainer:
             for answer in self.answers:
                 if not self.control.answered(answer["id"]):
                     self.control.answer(answer["id"], answer)
-            return
+            break
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Carry out again what receipts say was applied and the checkpoint does not hold: its own was torn, or the disk was full."""
+        missing = [answer for answer in self.control.applied() if answer["id"] not in self.loop.plan.directives]
+        for answer in missing:
+            name = answer["id"]
+            try:
+                outcome = control.apply(self.loop.plan, self.control.again(name), self.boundary(), self.faults.clock())
+                self.carry_out(outcome, self.target(outcome))
+            except (control.RejectedError, checkpoint.CheckpointError) as error:
+                print(f"directive {name} cannot be carried out again: {error}", file=sys.stderr, flush=True)
+                continue
+            self.answers.append(answer)
+            print(f"directive {name} carried out again at step {self.loop.step}", file=sys.stderr, flush=True)
+        if missing:
+            self.save()
 
     def restore(self, candidate: checkpoint.Found) -> None:
         """Take parameters, optimizer, plan and place from a checkpoint.
@@ -322,7 +339,7 @@ class Trainer:
         arrays = checkpoint.load(candidate.path)
         loop.step = candidate.step
         self.emit("restore")
-        state = jax.tree.unflatten(jax.tree.structure(loop.state), [jax.numpy.asarray(array) for array in arrays])
+        state = jax.tree.unflatten(jax.tree.structure(loop.state), jax.device_put(arrays))
         loop.state = self.layout.place(state)
         loop.tokens, loop.position = int(meta["tokens"]), int(meta["position"])
         loop.plan = PlanState.from_json(meta["plan"])
@@ -362,15 +379,19 @@ class Trainer:
             self.reject(name, str(error))
             return
         answer = control.receipt(name, at, loop.plan, outcome.plan, None, len(self.programs) - before)
-        if target and outcome.rewind:
-            self.rewind(target, outcome.rewind[1], outcome.plan)
-        else:
-            loop.plan = outcome.plan
+        self.carry_out(outcome, target)
         loop.stopping = outcome.stop
         self.answers.append(answer)
         self.save()
         self.control.answer(name, answer)
         print(f"directive {name} applied at step {at.step}", file=sys.stderr, flush=True)
+
+    def carry_out(self, outcome: control.Outcome, target: checkpoint.Found | None) -> None:
+        """Take on the plan of an outcome, from the checkpoint that it goes back to, if to any."""
+        if target and outcome.rewind:
+            self.rewind(target, outcome.rewind[1], outcome.plan)
+        else:
+            self.loop.plan = outcome.plan
 
     def target(self, outcome: control.Outcome) -> checkpoint.Found | None:
         """The checkpoint that a rewind goes to, found complete.

@@ -1,7 +1,9 @@
 """Makes the scripted trainers importable (tests are no package) and opens watches on their runs."""
 
+import copy
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +27,39 @@ for _path in (HERE.parent / "monitor" / "scripted.py", HERE / "obedient.py"):
         _spec.loader.exec_module(sys.modules[_path.stem])
 
 import obedient  # noqa: E402 - it is importable from here on only
+
+TINY: dict[str, Any] = {
+    "version": 1,
+    "run": {"name": "tiny", "hypothesis": ""},
+    "seed": 3,
+    "model": {
+        "width": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_width": 8, "global_every": 2, "window": 8, "experts": 4,
+        "experts_per_token": 2, "expert_width": 16, "shared_experts": 2, "shared_expert_width": 16, "latent_width": 8,
+    },
+    "hardware": {"devices": 1, "peak_flops_per_second": 1.0e11},
+    "plan": {
+        "token_budget": 5120,
+        "context_length": 32,
+        "sequences_per_step": 4,
+        "learning_rate": {"peak": 0.01, "warmup_fraction": 0.1, "decay_fraction": 0.25, "final_fraction": 0.05},
+        "mixture": {"stable": {"code": 0.5, "docs": 0.25, "prose": 0.25}, "decay": {"code": 0.25, "docs": 0.25, "prose": 0.5}},
+        "checkpoint": {"every_steps": 10, "keep": 3},
+        "eval": {"every_steps": 20, "sequences": 6},
+    },
+}  # fmt: skip
+"""40 steps of 128 tokens; the shapes of the trainer's own tests, so that the programs are compiled once for all."""
+
+
+@pytest.fixture(scope="session")
+def tiny() -> dict[str, Any]:
+    """A card for the real trainer."""
+    return copy.deepcopy(TINY)
+
+
+@pytest.fixture(scope="session")
+def jax_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where compiled programs are kept."""
+    return os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(tmp_path_factory.mktemp("jax-cache"))
 
 
 class Sink:
