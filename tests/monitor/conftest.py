@@ -30,8 +30,17 @@ if "http_collector" not in sys.modules:
     sys.modules["http_collector"] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules["http_collector"])
 
-import http_collector
-import scripted
+for _name in ("postgres", "processes"):
+    if _name not in sys.modules:
+        _spec = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
+        assert _spec
+        assert _spec.loader
+        sys.modules[_name] = importlib.util.module_from_spec(_spec)
+        _spec.loader.exec_module(sys.modules[_name])
+
+import http_collector  # noqa: E402  loaded above: tests are no package
+import postgres as real_postgres  # noqa: E402  the same
+import scripted  # noqa: E402  the same
 
 OpenWatch = Callable[..., Watch]
 
@@ -63,9 +72,22 @@ def collector() -> Iterator[object]:
         yield server
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """An empty database."""
-    opened = open_store(f"sqlite:///{tmp_path / 'state.db'}", "scripted")
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[real_postgres.PostgresServer]:
+    """A PostgreSQL server, one for all tests of a process."""
+    folder = real_postgres.binaries()
+    if folder is None:
+        pytest.skip("no PostgreSQL here; deploy/install-services installs it")
+    with real_postgres.PostgresServer(folder) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """An empty database of either kind."""
+    url = f"sqlite:///{tmp_path / 'state.db'}"
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres").database()
+    opened = open_store(url, "scripted")
     yield opened
     opened.close()
