@@ -11,6 +11,7 @@ import click
 from runwatch.monitor.lazy import FAILED, USAGE, Failure, LazyGroup
 
 LAZY = {
+    "amend": ("runwatch.monitor.amendments:command", "Say who changed the run card after launch, and why."),
     "audit": ("runwatch.monitor.commands:audit", "Verify the audit log's chain of hashes."),
     "backtest": ("runwatch.monitor.backtest_command:command", "What the checks would have said of a run on disk."),
     "declare": ("runwatch.monitor.commands:declare", "Announce a planned change, so that checks re-base there."),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runwatch.checks import Phase, Signals, all_checks
-from runwatch.monitor import audit
+from runwatch.monitor import amendments, audit
 from runwatch.monitor.compose import View, compose, curve_at
 from runwatch.monitor.conditions import Conditions
 from runwatch.monitor.config import DaemonConfig
@@ -203,12 +203,9 @@ class Watch:
         tx.put_cursor(self.reader.cursor())
 
     def _keep_card(self, tx: Transaction, now: float) -> None:
-        """The card is part of the audit log: as it was first read, and each amendment."""
-        card, known = self._card, tx.setting("card", "")
-        if card.hash and card.hash != known:
-            sentence = f"The run card was {'amended' if known else 'read'} ({card.hash[:19]})."
-            tx.audit("card", {"sentence": sentence, "hash": card.hash, "text": card.text}, now)
-            tx.put_setting("card", card.hash)
+        """The card is part of the audit log: as it was first read, and each change; one after launch wants an author."""
+        amendments.notice(tx, self._card, now, launched=bool(self.reader.attempts))
+        self.conditions.put("unsigned card", amendments.unsigned(tx, self.run_dir), now)
 
     def _keep_incidents(self, tx: Transaction, outcome: Outcome, now: float) -> None:
         known = tx.open_incidents()
