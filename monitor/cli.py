@@ -16,6 +16,7 @@ LAZY = {
     "backtest": ("runwatch.monitor.backtest_command:command", "What the checks would have said of a run on disk."),
     "declare": ("runwatch.monitor.commands:declare", "Announce a planned change, so that checks re-base there."),
     "demo": ("runwatch.monitor.start:demo", "Train, break it, and watch the plan be carried out."),
+    "drill": ("runwatch.monitor.drill_command:command", "Break a run of its own and see that every link holds."),
     "explain": ("runwatch.monitor.explain:command", "What a check or risk node does, why, and what to do."),
     "ladder": ("runwatch.monitor.ladder_command:ladder", "Train, fit and register the scaling ladder."),
     "plan": ("runwatch.monitor.plan_command:plan", "Fallback plans: list, preview, approve, reject, switch off."),
