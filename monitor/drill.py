@@ -21,7 +21,7 @@ class Drill:
     `faults` are the trainer's, with `{step}` for the step of the onset. One of `checks` must be the first to speak,
     within `steps` of the onset. `quiet` records without a plan must follow where no node is owed. `restarts`: the drill
     starts the trainer again when it dies. `offset`: steps from the restore to the onset. `slowed`: the steps around the
-    onset take a third of a second, so that a tick of the daemon sees each, as in a run whose steps take seconds.
+    onset take a quarter of a second more, so that a tick of the daemon sees each, as in a run whose steps take seconds.
     """
 
     name: str

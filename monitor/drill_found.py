@@ -14,6 +14,7 @@ from runwatch.monitor.store import Store
 
 LEVEL_RECORDS = 64
 """Losses before the onset whose median is the level to come back to."""
+LOST_RECORDS = 20
 RECOVER_RECORDS = 10
 """Newest losses whose median is held against it."""
 ROOM_NATS = 0.1
@@ -52,9 +53,13 @@ def _trained(rows: Signals) -> NDArray[np.bool_]:
 
 
 def _onset(rows: Signals, attempt: int, step: int) -> int | None:
-    """The row of the last record before `step`; None until that step could have been trained."""
-    before = np.flatnonzero(_trained(rows) & (rows.attempt == attempt) & (rows.step == step - 1))
-    return int(before[0]) if len(before) else None
+    """The row of the last record before `step`; None until that step is near.
+
+    A killed process takes its newest records with it, so it need not be the record right before.
+    """
+    near = (rows.step < step) & (rows.step >= step - LOST_RECORDS)
+    before = np.flatnonzero(_trained(rows) & (rows.attempt == attempt) & near)
+    return int(before[-1]) if len(before) else None
 
 
 def _still(incident: Incident, onset: Onset) -> bool:

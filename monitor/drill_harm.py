@@ -49,13 +49,13 @@ def _disk(trainer: SyntheticTrainer, record: Record, since: int) -> Record | Non
     return record | {"telemetry/dropped_records": 100}
 
 
-def _restarts(trainer: SyntheticTrainer, record: Record, since: int) -> Record:
-    """Three steps after each restore the process dies."""
-    if since == 3 and trainer.attempt <= RESTARTS:
-        trainer.restart(trainer.checkpoint_before(trainer.onset))
-        trainer.onset = trainer.step + 1
-        trainer.step += 1
-    return record
+def _restarts(trainer: SyntheticTrainer, record: Record, since: int) -> Record | None:
+    """Three steps after each restore the process dies, before that step is told of."""
+    if since < 3 or trainer.attempt > RESTARTS:
+        return record
+    trainer.restart(trainer.checkpoint_before(trainer.onset))
+    trainer.onset = trainer.step + 1
+    return None
 
 
 def _moved(steps: int) -> Harm:
@@ -67,6 +67,13 @@ def _moved(steps: int) -> Harm:
         return trainer.at_position(record)
 
     return harm
+
+
+def _longer(trainer: SyntheticTrainer, record: Record, since: int) -> Record:
+    """Sequences of four times the length: a step holds a quarter as many."""
+    del since
+    trainer.position -= trainer.planned.sequences_per_step * 3 // 4
+    return trainer.at_position(record)
 
 
 def _clock(trainer: SyntheticTrainer, record: Record, since: int) -> Record:
@@ -95,7 +102,7 @@ HARMS: Mapping[str, Harm] = {
         moe__drop_rate=lambda rate, since: rate + min(0.25, 0.02 * since),
     ),
     "bias_runaway": _put(moe__router_bias_max=lambda bias, since: bias * 1.03 ** min(since, 150)),
-    "context_jump": _put(moe__drop_rate=lambda rate, _: rate + 0.37),
+    "context_jump": _longer,
     "slow_step": _slower(lambda _: 2.5),
     "straggler": _slower(lambda since: 2.5 if since % 6 == 0 else 1.0),
     "hang": _silent,

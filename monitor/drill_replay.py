@@ -3,7 +3,7 @@
 Reading, judging, nodes, plans, store, outbox and webhook are the daemon's; only the trainer and the clock are scripted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,7 +68,7 @@ class Replayed:
         """Records since the onset within which the chain must be there: nodes count in shares of the budget."""
         steps = self.card.plan.token_budget // self.card.plan.tokens_per_step
         settings = self.card.nodes.get("early_divergence", {})
-        return 1000 + round(1.5 * steps * settings.get("critical_fraction", 0.005))
+        return 500 + round(1.5 * steps * settings.get("critical_fraction", 0.005))
 
 
 def prepared(path: Path, step_seconds: float | None) -> Replayed:
@@ -81,8 +81,8 @@ def prepared(path: Path, step_seconds: float | None) -> Replayed:
     document = card.model_dump(mode="json", exclude_unset=True)
     seconds = step_seconds or _step_seconds(card)
     changes = [f"a step takes {seconds:.3g} s ({'as given' if step_seconds else f'from the model at an MFU of {MFU}'})"]
-    document["nodes"] = {name: {**document.get("nodes", {}).get(name, {}), "mode": "auto"} for name in NODES}
-    changes.append("every node is in mode auto")
+    document["nodes"] = {name: _auto(card.nodes.get(name, {})) for name in NODES}
+    changes.append("every node is in mode auto, except those that the card leaves to observe")
     if card.ladder is None:
         document["ladder"] = stand_in_curve(card)
         changes.append("the card has no ladder: a stand-in curve is registered")
@@ -94,6 +94,11 @@ def prepared(path: Path, step_seconds: float | None) -> Replayed:
 
 
 NODES = ("early_divergence", "instability", "routing_collapse", "throughput_shortfall")
+
+
+def _auto(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A node that may act; one that the card lets only observe goes on doing so, and its drill says what is missing."""
+    return {**settings, "mode": "observe" if settings.get("mode") == "observe" else "auto"}
 
 
 def _step_seconds(card: Card) -> float:

@@ -137,7 +137,7 @@ def _faults(drill: Drill, begin: int, onset: int) -> list[str]:
     """The trainer's faults: the drill's own, and the pace that makes a shared machine's steps alike."""
     pace = [f"slow_step@{begin + 1}:seconds={PACE_SECONDS}"]
     if drill.slowed:
-        pace.append(f"slow_step@{onset - 2}:seconds=0.3,steps=10")
+        pace.append(f"slow_step@{onset - 2}:seconds=0.25,steps=10")
     return [*pace, *(fault.format(step=onset) for fault in drill.faults)]
 
 

@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from runwatch.monitor.drill import Found, links, missing
@@ -30,7 +32,7 @@ def _drill(*arguments: str) -> Result:
     return CliRunner().invoke(command, list(arguments))
 
 
-def _replay(tmp_path: Path, *names: str, card: Path = CARD) -> tuple[Result, dict[str, dict[str, object]]]:
+def _replay(tmp_path: Path, *names: str, card: Path = CARD) -> tuple[Result, dict[str, dict[str, Any]]]:
     out = tmp_path / "matrix.json"
     result = _drill("--no-train", *names, "--card", str(card), "--json", str(out))
     return result, {one["name"]: one for one in json.loads(out.read_text())["drills"]}
@@ -56,13 +58,47 @@ def test_the_page_says_each_missing_link_and_loads_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_a_replay_in_the_shape_of_a_535b_card_pays_for_a_nan_batch_and_fires_nothing_without_a_fault(
+def test_every_plan_is_carried_out_in_the_shape_of_a_535b_card_and_nothing_fires_without_a_fault(
     tmp_path: Path,
 ) -> None:
-    result, drills = _replay(tmp_path, "nan_batch", "clean")
+    plans = {
+        "nan_batch": "rewind_and_skip",
+        "label_shuffle": "shorten_budget",
+        "bias_runaway": "retreat_context",
+        "slow_step": "fit_to_deadline",
+    }
+    result, drills = _replay(tmp_path, "clean", "kill", *plans)
     assert result.exit_code == 0, result.output
-    assert {link["name"]: link["state"] for link in drills["nan_batch"]["links"]} == dict.fromkeys(LINKS, "seen")  # type: ignore[union-attr]
+    assert {name: [e["plan"] for e in drills[name]["executions"]] for name in plans} == {
+        name: [plan] for name, plan in plans.items()
+    }
     assert drills["clean"]["alarms"] == []
+    assert drills["kill"]["first"] == ["progress"]
+
+
+@pytest.mark.slow
+def test_a_node_that_only_observes_breaks_the_chain_and_the_missing_links_are_named(tmp_path: Path) -> None:
+    card = yaml.safe_load(CARD.read_text()) | {"nodes": {"instability": {"mode": "observe"}}}
+    card["plan"]["token_budget"] //= 40  # the drill waits for the chain in shares of the run
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(card))
+    result, drills = _replay(tmp_path, "nan_batch", card=path)
+    assert result.exit_code == 1
+    assert "nan_batch: directive is missing" in result.output
+    states = {link["name"]: link["state"] for link in drills["nan_batch"]["links"]}
+    assert states["detected"] == "seen"
+    assert states["directive"] == states["applied"] == states["verified"] == "missing"
+
+
+@pytest.mark.slow
+def test_a_real_training_survives_a_nan_batch_from_the_first_bad_record_to_the_loss_before_it(tmp_path: Path) -> None:
+    out = tmp_path / "matrix.json"
+    result = _drill("nan_batch", "--json", str(out))
+    assert result.exit_code == 0, result.output
+    (one,) = json.loads(out.read_text())["drills"]
+    assert one["first"] == ["finite"]
+    assert one["executions"][0]["plan"] == "rewind_and_skip"
+    assert one["executions"][0]["state"] == "verified"
 
 
 @pytest.mark.parametrize(
