@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from runwatch.monitor.card import CardError
-from runwatch.monitor.drill import Drill, Found, missing
+from runwatch.monitor.drill import Drill, Found
 from runwatch.monitor.drill_matrix import Drilled, document, page, sentences, table
 from runwatch.monitor.drill_receiver import Receiver
 from runwatch.monitor.drill_replay import prepared, replay_drill
@@ -125,22 +125,18 @@ def _player(
 
 
 def run_all(drills: Sequence[Drill], play: Play, progress: Progress) -> list[Drilled]:
-    """Every drill, `AT_ONCE` at a time, in the order of the table.
-
-    Raises:
-        Failure: a process of a drill did not start.
-    """
+    """Every drill, `AT_ONCE` at a time, in the order of the table; one that cannot be run does not end the others."""
 
     def one(drill: Drill) -> Drilled:
         began = time.monotonic()
-        found = play(drill, lambda text: progress.say(drill.name, text))
-        seconds = time.monotonic() - began
-        progress.say(f"{drill.name} done", f"{seconds:.0f} s, {'BROKEN' if missing(drill, found) else 'held'}")
-        return Drilled(drill, found, seconds)
+        found, error = Found(), ""
+        try:
+            found = play(drill, lambda text: progress.say(drill.name, text))
+        except TrainingError as failed:
+            error = str(failed)
+        done = Drilled(drill, found, time.monotonic() - began, error)
+        progress.say(f"{drill.name} done", f"{done.seconds:.0f} s, {'held' if done.held else 'BROKEN'}")
+        return done
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        try:
-            return list(pool.map(one, drills))
-        except TrainingError as error:
-            pool.shutdown(cancel_futures=True)
-            raise Failure(str(error), FAILED) from error
+        return list(pool.map(one, drills))

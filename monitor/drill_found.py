@@ -15,6 +15,7 @@ from runwatch.monitor.store import Store
 LEVEL_RECORDS = 64
 """Losses before the onset whose median is the level to come back to."""
 LOST_RECORDS = 20
+"""So many records may be lost, or come late, when the trainer dies or its disk is full."""
 RECOVER_RECORDS = 10
 """Newest losses whose median is held against it."""
 ROOM_NATS = 0.1
@@ -33,7 +34,7 @@ def gather(run_dir: Path, store: Store, told: frozenset[str], attempt: str, onse
     onset = Onset(first, int(rows.step[place]), float(rows.tokens[place]), float(rows.time[place]))
     with store.transaction() as tx:
         incidents, executions, alerts = tx.incidents(), tx.executions(), tx.load().alerts
-    later = [one for one in incidents if (one.since.attempt, one.since.step) >= (onset.attempt, onset.step)]
+    later = [one for one in incidents if _since(one, onset)]
     early = [one for one in incidents if one not in later and _still(one, onset)]
     return Found(
         onset=onset,
@@ -60,6 +61,13 @@ def _onset(rows: Signals, attempt: int, step: int) -> int | None:
     near = (rows.step < step) & (rows.step >= step - LOST_RECORDS)
     before = np.flatnonzero(_trained(rows) & (rows.attempt == attempt) & near)
     return int(before[-1]) if len(before) else None
+
+
+def _since(incident: Incident, onset: Onset) -> bool:
+    """Whether it began after the onset; what the trainer could not write any more makes it seem a little older."""
+    began = incident.since.attempt, incident.since.step
+    opened = incident.opened >= onset.time and began >= (onset.attempt, onset.step - LOST_RECORDS)
+    return opened or began >= (onset.attempt, onset.step)
 
 
 def _still(incident: Incident, onset: Onset) -> bool:

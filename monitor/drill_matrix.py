@@ -23,6 +23,13 @@ class Drilled:
     drill: Drill
     found: Found
     seconds: float
+    error: str = ""
+    """Why it could not be run to its end; empty when it was."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it was run and every owed link is there."""
+        return not self.error and not self.missing
 
     @property
     def missing(self) -> list[Link]:
@@ -34,7 +41,7 @@ def document(drilled: Sequence[Drilled], notes: Sequence[str], seconds: float) -
     """The whole matrix as JSON; delays in steps, tokens and seconds, null where nothing was owed or detected."""
     return {
         "version": SCHEMA,
-        "held": not any(one.missing for one in drilled),
+        "held": all(one.held for one in drilled),
         "seconds": round(seconds, 1),
         "notes": list(notes),
         "drills": [_drill(one) for one in drilled],
@@ -47,7 +54,8 @@ def _drill(one: Drilled) -> dict[str, Any]:
         "name": one.drill.name,
         "what": one.drill.what,
         "seconds": round(one.seconds, 1),
-        "held": not one.missing,
+        "held": one.held,
+        "error": one.error,
         "first": sorted({alarm.check for alarm in first_alarms(one.found)}),
         "alarms": sorted({alarm.check for alarm in one.found.incidents}),
         "delay": None if late is None else {"steps": late.steps, "tokens": late.tokens, "seconds": late.seconds},
@@ -74,7 +82,7 @@ def cells(one: Drilled) -> list[tuple[str, str]]:
     found.insert(
         1, (f"{late.steps:,} steps, {late.tokens:,.0f} tokens" if late else "-", "seen" if late else "not owed")
     )
-    return [*found, ("no" if one.missing else "yes", "missing" if one.missing else "seen")]
+    return [*found, ("yes" if one.held else "no", "seen" if one.held else "missing")]
 
 
 def _text(link: Link) -> str:
@@ -84,8 +92,14 @@ def _text(link: Link) -> str:
 
 
 def sentences(drilled: Sequence[Drilled]) -> list[str]:
-    """A line for each missing link."""
-    return [f"{one.drill.name}: {link.name} is missing: {link.detail}" for one in drilled for link in one.missing]
+    """A line for each missing link, and for each drill that could not be run."""
+    said: list[str] = []
+    for one in drilled:
+        if one.error:
+            said.append(f"{one.drill.name} is missing: {one.error}")
+        else:
+            said += [f"{one.drill.name}: {link.name} is missing: {link.detail}" for link in one.missing]
+    return said
 
 
 def page(drilled: Sequence[Drilled], notes: Sequence[str], seconds: float) -> str:

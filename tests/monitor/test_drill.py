@@ -1,17 +1,20 @@
 """`runwatch drill`: what each fault owes, and that a broken chain is named."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from rich.console import Console
 
-from runwatch.monitor.drill import Found, links, missing
-from runwatch.monitor.drill_command import command
-from runwatch.monitor.drill_matrix import COLUMNS, Drilled, cells, page
+from runwatch.monitor.drill import Drill, Found, links, missing
+from runwatch.monitor.drill_command import Progress, command, run_all
+from runwatch.monitor.drill_matrix import COLUMNS, Drilled, cells, page, sentences
 from runwatch.monitor.drill_table import DRILLS
+from runwatch.monitor.drill_training import TrainingError
 
 CARD = Path(__file__).parents[2] / "trainer" / "cards" / "reference-535b.yaml"
 LINKS = [
@@ -55,6 +58,19 @@ def test_the_page_says_each_missing_link_and_loads_nothing() -> None:
     assert "a note" in text
     assert "http" not in text
     assert len(cells(drilled)) == len(COLUMNS)
+
+
+def test_a_drill_whose_processes_do_not_start_is_broken_and_the_others_go_on() -> None:
+    def play(drill: Drill, say: Callable[[str], None]) -> Found:
+        say("starting")
+        if drill.name == "clean":
+            raise TrainingError("the daemon ended; read daemon.log")
+        return Found()
+
+    drilled = run_all([DRILLS["clean"], DRILLS["kill"]], play, Progress(Console(quiet=True)))
+    assert [one.drill.name for one in drilled] == ["clean", "kill"]
+    assert sentences(drilled)[0] == "clean is missing: the daemon ended; read daemon.log"
+    assert not drilled[0].held
 
 
 @pytest.mark.slow
