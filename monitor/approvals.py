@@ -46,11 +46,14 @@ def switch_plans(store: Store, *, enabled: bool, by: str, reason: str) -> str:
     return sentence
 
 
-def declare(store: Store, declaration: Declaration, by: str) -> str:
-    """Announce a planned change; checks re-base there."""
+def declare(store: Store, declaration: Declaration, by: str, at_step: int | None = None) -> str:
+    """Announce a planned change; checks re-base there. One at or before `at_step`, where the run is, comes after the fact."""
     names = ", ".join(declaration.signals)
-    sentence = f"{by} declared that {names} will change at step {declaration.step:,}: {declaration.reason}"
+    late = at_step is not None and at_step >= declaration.step
+    when = f"had changed at step {declaration.step:,} (after the fact: the run is at step {at_step:,})" if late else ""
+    sentence = f"{by} declared that {names} {when or f'will change at step {declaration.step:,}'}: {declaration.reason}"
     with store.transaction() as tx:
         tx.declare(declaration.model_dump(mode="json"))
-        tx.audit("declared", {"sentence": sentence, "by": by, **declaration.model_dump(mode="json")})
+        payload = {"sentence": sentence, "by": by, "late": late, **declaration.model_dump(mode="json")}
+        tx.audit("declared", payload)
     return sentence

@@ -50,11 +50,14 @@ def node_settings(card: Card) -> dict[str, PlanRules]:
     return {name: node.settings.model_validate(card.nodes.get(name, {})) for name, node in all_nodes().items()}
 
 
-def check_settings(card: Card, directives: Sequence[Applied] = ()) -> dict[str, Settings]:
-    """The settings of every check; `directives` are those applied so far, oldest first."""
+def check_settings(
+    card: Card, directives: Sequence[Applied] = (), declared: Sequence[Declaration] = ()
+) -> dict[str, Settings]:
+    """The settings of every check; `directives` are those applied so far, oldest first, `declared` beside those of the card."""
+    moved = sorted((*card.declarations, *declared), key=lambda one: one.step)
     context: Mapping[str, dict[str, Any]] = {
-        "ladder_deviation": {"curves": _curves(card, directives)},
-        "plan_conformance": {"plans": _plans(card, directives)},
+        "ladder_deviation": {"curves": _curves(card, directives, moved)},
+        "plan_conformance": {"plans": _plans(card, directives, moved)},
         "checkpoint": {"interval_steps": card.plan.checkpoint.every_steps},
         "expert_balance": {"router_bias_limit": card.model.router_bias_limit},
     }
@@ -64,8 +67,8 @@ def check_settings(card: Card, directives: Sequence[Applied] = ()) -> dict[str, 
     }
 
 
-def _curves(card: Card, directives: Sequence[Applied]) -> tuple[Curve, ...]:
-    """The registered curve, up to where a directive has made another run of it.
+def _curves(card: Card, directives: Sequence[Applied], declared: Sequence[Declaration]) -> tuple[Curve, ...]:
+    """The registered curve, up to where a directive or a declared change has made another run of it.
 
     Other data or another context length has another loss at once; another decay has it from its start on.
     """
@@ -80,13 +83,24 @@ def _curves(card: Card, directives: Sequence[Applied]) -> tuple[Curve, ...]:
         for one in directives
         if one.names & {"set_data_mixture", "set_context_length", "set_lr_decay"}
     ]
+    ends += [one.step for one in declared if _touches(one, "train/loss") or _touches(one, "data/mixture")]
     return (registered, Curve(from_step=min(ends))) if ends else (registered,)
 
 
-def _plans(card: Card, directives: Sequence[Applied]) -> tuple[conformance.PlannedRun, ...]:
-    """The plan of the card and of every directive, each from its step on; a rewind ends those that began after it."""
+def _touches(one: Declaration, signal: str) -> bool:
+    return Change(one.step, one.signals).touches((signal,))
+
+
+def _plans(
+    card: Card, directives: Sequence[Applied], declared: Sequence[Declaration]
+) -> tuple[conformance.PlannedRun, ...]:
+    """The plan of the card and of every directive and declaration, each from its step on.
+
+    A rewind ends those that began after it. What a declaration moves is not judged from there on, until a directive sets it: the
+    declaration says that it will change, not to what.
+    """
     plan, rate = card.planned(), card.plan.learning_rate
-    declared = conformance.PlannedRun(
+    first = conformance.PlannedRun(
         token_budget=plan.token_budget,
         tokens_per_step=plan.tokens_per_step,
         peak=rate.peak,
@@ -96,11 +110,25 @@ def _plans(card: Card, directives: Sequence[Applied]) -> tuple[conformance.Plann
         mixture=plan.stable_mixture,
         decay_mixture=plan.decay_mixture,
     )
-    plans = [declared]
+    plans, waiting = [first], list(declared)
     for one in directives:
+        while waiting and waiting[0].step <= one.from_step:
+            plans.append(_unplanned(plans[-1], waiting.pop(0)))
         replanned = _replanned(plans[-1], one)
         plans = [*(earlier for earlier in plans if earlier.from_step < one.from_step), replanned]
+    for left in waiting:
+        plans.append(_unplanned(plans[-1], left))
     return tuple(plans)
+
+
+def _unplanned(plan: conformance.PlannedRun, declaration: Declaration) -> conformance.PlannedRun:
+    """The plan without what a declaration moves."""
+    update: dict[str, Any] = {"from_step": declaration.step}
+    if _touches(declaration, "data/mixture"):
+        update |= {"mixture": None, "decay_mixture": None}
+    if _touches(declaration, "optim/learning_rate"):
+        update |= {"peak": None}
+    return plan.model_copy(update=update)
 
 
 def _replanned(plan: conformance.PlannedRun, directive: Applied) -> conformance.PlannedRun:

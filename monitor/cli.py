@@ -14,7 +14,7 @@ LAZY = {
     "amend": ("runwatch.monitor.amendments:command", "Say who changed the run card after launch, and why."),
     "audit": ("runwatch.monitor.commands:audit", "Verify the audit log's chain of hashes."),
     "backtest": ("runwatch.monitor.backtest_command:command", "What the checks would have said of a run on disk."),
-    "declare": ("runwatch.monitor.commands:declare", "Announce a planned change, so that checks re-base there."),
+    "declare": ("runwatch.monitor.declarations:command", "Announce a planned change, so that checks re-base there."),
     "demo": ("runwatch.monitor.start:demo", "Train, break it, and watch the plan be carried out."),
     "drill": ("runwatch.monitor.drill_command:command", "Break a run of its own and see that every link holds."),
     "explain": ("runwatch.monitor.explain:command", "What a check or risk node does, why, and what to do."),

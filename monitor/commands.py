@@ -1,4 +1,4 @@
-"""Commands that ask or tell a run something: status, validate, declare, audit."""
+"""Commands that ask a run something: status, validate, audit."""
 
 import json
 import sys
@@ -12,10 +12,9 @@ from rich.live import Live
 from rich.text import Text
 
 from runwatch.monitor import audit as chain
-from runwatch.monitor.approvals import declare as announce
-from runwatch.monitor.card import CardError, Declaration, load_card, remarks
+from runwatch.monitor.card import CardError, load_card, remarks
 from runwatch.monitor.directives import receipts_of
-from runwatch.monitor.lazy import DATA, UNAVAILABLE, USAGE, Failure, by_option, database_option, run_dir_argument
+from runwatch.monitor.lazy import DATA, UNAVAILABLE, USAGE, Failure, database_option, run_dir_argument
 from runwatch.monitor.run import RunReader
 from runwatch.monitor.service import EXITS, open_run
 from runwatch.monitor.status import Status
@@ -25,21 +24,27 @@ OLD_SECONDS = 30.0
 """A status older than this is not the daemon's word of now."""
 
 
-def read_status(run_dir: Path) -> Status:
-    """The newest status document.
+def read_status(run_dir: Path) -> Status | None:
+    """The newest status document; None when no daemon has watched this run yet.
 
     Raises:
-        Failure: no daemon has watched this run yet.
+        Failure: it cannot be read.
     """
     path = run_dir / ".runwatch" / "status.json"
     try:
-        status: Status = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        what = "has not been watched yet" if run_dir.is_dir() else "does not exist"
-        raise Failure(f"{run_dir} {what}; start `runwatch watch {run_dir}`", UNAVAILABLE) from error
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError) as error:
         raise Failure(f"{path} cannot be read ({error}); the daemon's next tick writes it anew", UNAVAILABLE) from error
-    return status
+
+
+def _watched(run_dir: Path) -> Status:
+    found = read_status(run_dir)
+    if found is None:
+        what = "has not been watched yet" if run_dir.is_dir() else "does not exist"
+        raise Failure(f"{run_dir} {what}; start `runwatch watch {run_dir}`", UNAVAILABLE)
+    return found
 
 
 def silence(status: Status, now: float) -> str | None:
@@ -56,7 +61,7 @@ def silence(status: Status, now: float) -> str | None:
 @click.option("--watch", "follow", is_flag=True, help="Stay, and show each change.")
 def status(run_dir: Path, as_json: bool, follow: bool) -> None:
     """How the run in RUN_DIR stands. Exits with 0 healthy, 1 degraded or nobody watching, 2 critical."""
-    found = read_status(run_dir)
+    found = _watched(run_dir)
     console = Console(width=None if sys.stdout.isatty() else 160)
     if as_json:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
@@ -77,7 +82,7 @@ def _follow(run_dir: Path, found: Status, console: Console) -> Status:
             while found["run"]["phase"] != "finished":
                 live.update(render(found), refresh=True)
                 time.sleep(1.0)
-                found = read_status(run_dir)
+                found = _watched(run_dir)
         except KeyboardInterrupt:
             pass
     console.print(render(found))
@@ -120,23 +125,6 @@ def _run_mistakes(run_dir: Path) -> list[str]:
         f"{reader.records:,} records, {len(reader.attempts)} attempts, {reader.malformed:,} lines left out", err=True
     )
     return [str(problem) for problem in (*reader.problems, *receipts.problems.values())]
-
-
-@click.command()
-@run_dir_argument
-@click.option("--step", type=click.IntRange(min=0), required=True, help="First step of the change.")
-@click.option("--signal", "names", multiple=True, required=True, help="A signal that it moves; may be repeated.")
-@click.option("--reason", required=True, help="What is changed and why.")
-@by_option
-@database_option
-def declare(run_dir: Path, step: int, names: tuple[str, ...], reason: str, by: str, database: str | None) -> None:
-    """Announce a planned change at a step: checks that read these signals judge anew from there on."""
-    _require_run(run_dir)
-    try:
-        declaration = Declaration(step=step, signals=names, reason=reason)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    click.echo(announce(open_run(run_dir, database), declaration, by))
 
 
 def _require_run(run_dir: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from runwatch.monitor.commands import read_status
 from runwatch.monitor.report import ReportError, report
 from runwatch.monitor.status import Status
 from runwatch.monitor.terminal import render
@@ -59,14 +60,6 @@ def _process(run_dir: Path, name: str, command: list[str]) -> Generator[subproce
             process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
-
-
-def read_status(run_dir: Path) -> Status | None:
-    """The daemon's status document, or None before its first tick."""
-    try:
-        return json.loads((run_dir / ".runwatch" / "status.json").read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _show(run_dir: Path, trainer: subprocess.Popen[bytes], daemon: subprocess.Popen[bytes], console: Console) -> None:

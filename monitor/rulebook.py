@@ -10,7 +10,7 @@ from typing import Any
 from runwatch.checks import Change, Settings, all_checks
 from runwatch.monitor.card import Card, CardError, Declaration, load_card
 from runwatch.monitor.card_context import applied, changes, check_settings, node_settings
-from runwatch.rules import Execution, PlannedRun, PlanRules
+from runwatch.rules import Execution, PlannedRun, PlanRules, Receipt
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,19 @@ def rulebook(card: Card | None, executions: Sequence[Execution], declared: Seque
         return Rulebook({name: check.settings() for name, check in all_checks().items()}, changes=moved)
     directives = applied(executions)
     return Rulebook(
-        check_settings(card, directives),
+        check_settings(card, directives, declarations),
         node_settings(card),
         changes(card, directives, declarations),
         card.planned(),
     )
+
+
+def answered(executions: Sequence[Execution], receipts: Mapping[str, Receipt]) -> list[Execution]:
+    """The executions with the receipts that have come for them: the records that follow are under the new plan."""
+    return [
+        one.model_copy(update={"receipt": receipts[one.id]}) if one.receipt is None and one.id in receipts else one
+        for one in executions
+    ]
 
 
 class CardFile:

@@ -98,7 +98,7 @@ class Transaction:
                 for row in self._rows(DECISIONS)
             },
             plans_enabled=self.setting("plans_enabled", "true") == "true",
-            declarations=tuple(json.loads(row.body) for row in self._rows(DECLARATIONS)),
+            declarations=self.declarations(),
         )
 
     def _rows(self, table: sql.Table) -> Sequence[Any]:
@@ -172,6 +172,10 @@ class Transaction:
     def declare(self, declaration: Mapping[str, Any]) -> None:
         """Store a planned change."""
         self.connection.execute(sql.insert(DECLARATIONS).values(run=self.run, body=json.dumps(declaration)))
+
+    def declarations(self) -> tuple[Mapping[str, Any], ...]:
+        """The planned changes that were declared beside those of the card."""
+        return tuple(json.loads(row.body) for row in self._rows(DECLARATIONS))
 
     def setting(self, name: str, default: str) -> str:
         """One of the run's settings."""

@@ -23,7 +23,7 @@ from runwatch.monitor.delivery import Delivery
 from runwatch.monitor.directives import receipts_of, requests_of, write_json, write_requests
 from runwatch.monitor.evaluate import Judged, LiveJudge
 from runwatch.monitor.outbox import Outbox, waiting
-from runwatch.monitor.rulebook import CardFile, Rulebook, rulebook
+from runwatch.monitor.rulebook import CardFile, Rulebook, answered, rulebook
 from runwatch.monitor.run import RunReader
 from runwatch.monitor.series import SPARKLINE, Series, sparkline
 from runwatch.monitor.store import Saved, Store, Transaction
@@ -101,8 +101,10 @@ class Watch:
         self._loss.add(rows)
         self._evaluation.add(rows)
 
-    def _rulebook(self) -> Rulebook:
-        return rulebook(self._card.card, self._saved.executions, self._saved.declarations)
+    def _rulebook(self, receipts: Mapping[str, Receipt] | None = None) -> Rulebook:
+        """The rulebook with what the trainer has answered so far, taken up by an execution or not yet."""
+        executions = answered(self._saved.executions, receipts or {})
+        return rulebook(self._card.card, executions, self._saved.declarations)
 
     def tick(self, now: float) -> str:
         """Do everything that is due at `now` (Unix seconds); the sentence that says what it was.
@@ -111,9 +113,11 @@ class Watch:
             Exception: something could not be read or stored; nothing has been done, and the next tick does it.
         """
         self._card.refresh()
-        receipts = dict(self._receipts.read())
         block = self.reader.read(now)
-        book = self._rulebook()
+        receipts = dict(self._receipts.read())  # after the rows: those under a new plan have its receipt by now
+        with self.store.transaction() as tx:  # what is declared by now holds for these rows
+            self._saved = replace(self._saved, declarations=tx.declarations())
+        book = self._rulebook(receipts)
         judged = self.judge.judge(block, book.checks, book.changes)
         with self.store.transaction() as tx:
             if not tx.take_lease(self.holder, tx.clock(now), LEASE_SECONDS):

@@ -140,13 +140,15 @@ def test_checks_are_told_of_curve_plan_and_limits(card: Card) -> None:
     assert settings["checkpoint"].interval_steps == 100
     assert settings["expert_balance"].router_bias_limit == 4.0
     assert settings["loss_spike"].min_jump_nats == 0.05
-    (plan,) = settings["plan_conformance"].plans
+    plan, swapped = settings["plan_conformance"].plans
+    assert (swapped.from_step, swapped.mixture, swapped.peak) == (2000, None, 0.01)
+    assert settings["ladder_deviation"].curves[1].from_step == 2000
     assert (plan.peak, plan.warmup_tokens, plan.decay_start_tokens) == (0.01, 61_440, 2_457_600)
 
 
 def test_a_directive_changes_what_checks_hold_the_run_against(card: Card) -> None:
     settings = check_settings(card, [directive(card, 400, *SHORTEN)])
-    declared, replanned = settings["plan_conformance"].plans
+    declared, replanned, _ = settings["plan_conformance"].plans
     assert (declared.from_step, replanned.from_step) == (0, 401)
     assert (replanned.token_budget, replanned.decay_start_tokens) == (1_536_000, 1_228_800)
     assert replanned.mixture == {"code": 0.2, "docs": 0.3, "prose": 0.5}
@@ -166,7 +168,7 @@ def test_a_rewind_carries_the_plan_back_to_its_checkpoint(card: Card) -> None:
         directive(card, 450, Rewind(checkpoint_step=300, skip_steps=160), ScaleLr(factor=0.5), time=1.0),
     ]
     plans = check_settings(card, done)["plan_conformance"].plans
-    assert [plan.from_step for plan in plans] == [0, 301]
+    assert [plan.from_step for plan in plans] == [0, 301, 2000]
     assert plans[1].lr_scale == 0.5
     assert plans[1].mixture == {"code": 0.2, "docs": 0.3, "prose": 0.5}
 
