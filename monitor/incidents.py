@@ -26,8 +26,9 @@ OPENS = (Reason.FIRED, Reason.ESCALATED, Reason.EASED, Reason.RESOLVED)
 
 
 class Incident(Record):
-    """One life of an alert. Times in Unix seconds; `told` is the state and severity that people know of, `words` what they read
-    of it at `told_at`.
+    """One life of an alert.
+
+    Times in Unix seconds; `told` is the state and severity that people know of, `words` what they read of it at `told_at`.
     """
 
     id: str

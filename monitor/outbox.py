@@ -31,7 +31,8 @@ OUTDATES: Mapping[Kind, tuple[Kind, ...]] = {
 }
 """Kinds of waiting messages that a newer one of the same subject replaces."""
 REPEATED: frozenset[Kind] = frozenset({"incident_value", "digest", "deadman"})
-"""Kinds that come again and again: of those that were sent only the newest is kept."""
+"""Kinds that come again and again: of those that were sent only the newest is kept, of dead-man signals only the
+newest at all, since an older one says nothing."""
 
 OLD_SECONDS = 600.0
 """A message that has waited this long is a condition of the daemon."""
@@ -63,7 +64,8 @@ class Outbox:
         waits = sql.and_(OUTBOX.c.state == "pending", OUTBOX.c.attempts == 0)
         outdated = sql.and_(waits, OUTBOX.c.kind.in_(OUTDATES.get(message.kind, ())))
         if message.kind in REPEATED:
-            outdated = sql.or_(outdated, sql.and_(OUTBOX.c.state == "sent", OUTBOX.c.kind == message.kind))
+            over = sql.true() if message.kind == "deadman" else OUTBOX.c.state == "sent"
+            outdated = sql.or_(outdated, sql.and_(over, OUTBOX.c.kind == message.kind))
         tx.connection.execute(sql.delete(OUTBOX).where(ours, outdated))
 
     def deliver(self, name: str) -> int:

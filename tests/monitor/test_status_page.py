@@ -42,7 +42,7 @@ class Daemonlet:
     """What the web application asks of a daemon, around a document that the test may change."""
 
     def __init__(self, status: Status) -> None:
-        self.watch = SimpleNamespace(status=status)
+        self.watch, self.config = SimpleNamespace(status=status), DaemonConfig()
         self.counts = SimpleNamespace(ready=True)
         self.age, self.healthy = 0.0, True
 
