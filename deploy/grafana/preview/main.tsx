@@ -101,7 +101,7 @@ function Framed({ panel, frames: found, error, asked, marks: wanted }: Answered 
           found.length ? (
             <Drawing panel={panel} frames={found} marks={wanted} asked={asked} theme={theme} width={inner} height={tall} />
           ) : (
-            <p style={{ padding: 12, color: theme.colors.text.secondary }}>{error ?? 'No data'}</p>
+            <p style={{ padding: 12, color: theme.colors.text.secondary }}>{error ?? panel.fieldConfig.defaults.noValue ?? 'No data'}</p>
           )
         }
       </PanelChrome>
