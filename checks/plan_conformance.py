@@ -67,7 +67,9 @@ LEAST_JUMP = 50
 
 
 class PlannedRun(BaseModel):
-    """The plan from step `from_step` on. What is None is not judged.
+    """The plan from step `from_step` on, in records written after `from_time`. What is None is not judged.
+
+    The time (Unix seconds) tells the steps that a rewind trains again from those that it left behind.
 
     The learning rate is either `learning_rate_points`, linear between (tokens, rate), or warmup-stable-decay: linear
     from 0 over `warmup_tokens` to `peak`, then linear from `decay_start_tokens` to `final_fraction` of it at
@@ -78,6 +80,7 @@ class PlannedRun(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     from_step: int = 0
+    from_time: float | None = None
     token_budget: float | None = Field(default=None, gt=0)
     tokens_per_step: float | None = Field(default=None, gt=0)
     learning_rate_points: tuple[tuple[float, float], ...] | None = None
@@ -119,7 +122,7 @@ class PlanConformanceSettings(Settings):
     """The plans, and how far off them is too far."""
 
     plans: tuple[PlannedRun, ...] = ()
-    """From the card and from applied receipts; the last with `from_step` at or before a record's step holds there."""
+    """From the card and from applied receipts, oldest first; the last that a record has reached holds there."""
     warn_share: float = Field(default=0.02, gt=0)
     """Ratio off plan."""
     critical_share: float = Field(default=0.10, gt=0)
@@ -151,13 +154,15 @@ def evaluate(signals: Signals, settings: PlanConformanceSettings) -> Verdicts:
 
 def _planned(signals: Signals, rows: Rows, settings: PlanConformanceSettings) -> list[tuple[PlannedRun, Rows | slice]]:
     """Each plan with the places in `rows` at which it holds."""
-    if not settings.plans:
-        return []
-    plans = sorted(settings.plans, key=lambda plan: plan.from_step)
-    holds = np.searchsorted([plan.from_step for plan in plans], signals.step[rows], side="right") - 1
-    if len(plans) == 1 and not holds.any():
-        return [(plans[0], slice(None))]
-    return [(plan, np.flatnonzero(holds == i)) for i, plan in enumerate(plans)]
+    steps, holds = signals.step[rows], np.full(len(rows), -1)
+    for number, plan in enumerate(settings.plans):
+        reached = steps >= plan.from_step
+        if plan.from_time is not None:
+            reached &= ~(signals.time[rows] <= plan.from_time)
+        holds[reached] = number
+    if len(settings.plans) == 1 and not holds.any():
+        return [(settings.plans[0], slice(None))]
+    return [(plan, np.flatnonzero(holds == number)) for number, plan in enumerate(settings.plans)]
 
 
 def _order(signals: Signals, rows: Rows) -> list[Judged]:

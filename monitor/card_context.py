@@ -96,8 +96,8 @@ def _plans(
 ) -> tuple[conformance.PlannedRun, ...]:
     """The plan of the card and of every directive and declaration, each from its step on.
 
-    A rewind ends those that began after it. What a declaration moves is not judged from there on, until a directive sets it: the
-    declaration says that it will change, not to what.
+    A rewind ends those that began after it, for the records that follow it. What a declaration moves is not judged from
+    there on, until a directive sets it: the declaration says that it will change, not to what.
     """
     plan, rate = card.planned(), card.plan.learning_rate
     first = conformance.PlannedRun(
@@ -114,8 +114,7 @@ def _plans(
     for one in directives:
         while waiting and waiting[0].step <= one.from_step:
             plans.append(_unplanned(plans[-1], waiting.pop(0)))
-        replanned = _replanned(plans[-1], one)
-        plans = [*(earlier for earlier in plans if earlier.from_step < one.from_step), replanned]
+        plans.append(_replanned(plans[-1], one))
     for left in waiting:
         plans.append(_unplanned(plans[-1], left))
     return tuple(plans)
@@ -135,6 +134,7 @@ def _replanned(plan: conformance.PlannedRun, directive: Applied) -> conformance.
     after = directive.receipt.after
     update: dict[str, Any] = {
         "from_step": directive.from_step,
+        "from_time": directive.receipt.time if "rewind" in directive.names else plan.from_time,
         "token_budget": after.token_budget,
         "decay_start_tokens": after.decay_start_tokens,
         "final_fraction": after.final_fraction,

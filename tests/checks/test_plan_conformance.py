@@ -202,3 +202,13 @@ def test_a_mixture_realised_by_small_batches_is_on_plan(seed: int) -> None:
             "small batches", quantised(0.3, seed), settings=plans(MIXED.model_copy(update={"decay_mixture": None}))
         ),
     )
+
+
+@pytest.mark.parametrize(("from_time", "expected"), [(RUN.signals.time[-1], OK), (None, CRITICAL)])
+def test_a_plan_that_begins_with_a_rewind_is_not_held_against_the_steps_left_behind(
+    from_time: float | None, expected: int
+) -> None:
+    middle = int(RUN.signals.step[300])
+    again = FLAT.model_copy(update={"lr_scale": 0.5, "from_step": middle, "from_time": from_time})
+    verdicts = CHECK.evaluate(following(RUN, FLAT).signals, CHECK.settings(plans=(FLAT, again)))
+    assert verdicts.level[400:].max() == expected

@@ -168,9 +168,9 @@ def test_a_rewind_carries_the_plan_back_to_its_checkpoint(card: Card) -> None:
         directive(card, 450, Rewind(checkpoint_step=300, skip_steps=160), ScaleLr(factor=0.5), time=1.0),
     ]
     plans = check_settings(card, done)["plan_conformance"].plans
-    assert [plan.from_step for plan in plans] == [0, 301, 2000]
-    assert plans[1].lr_scale == 0.5
-    assert plans[1].mixture == {"code": 0.2, "docs": 0.3, "prose": 0.5}
+    assert [(plan.from_step, plan.from_time) for plan in plans] == [(0, None), (401, None), (301, 1.0), (2000, 1.0)]
+    assert plans[2].lr_scale == 0.5
+    assert plans[2].mixture == {"code": 0.2, "docs": 0.3, "prose": 0.5}
 
 
 def test_planned_changes_are_those_of_the_card_of_declarations_and_of_directives(card: Card) -> None:
