@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.jax-cache
 
-.PHONY: demo test quick lint setup wheel-test services clean
+.PHONY: demo test quick lint setup wheel-test services dashboards clean
 
 demo: setup
 	$(BIN)/runwatch demo
@@ -38,6 +38,13 @@ wheel-test: setup
 # Prometheus, Alertmanager and Chromium for the tests that need the real ones (Debian, Ubuntu).
 services:
 	@deploy/install-services
+
+# The Grafana dashboards: written anew, checked against Grafana's own types, and drawn by its components from a live Prometheus.
+# Takes minutes, npm and 475 MB.
+dashboards: setup services
+	$(BIN)/python -P deploy/grafana/generate.py
+	cd deploy/grafana/preview && npm ci --no-audit --no-fund && npm run build
+	RUNWATCH_PICTURES="$(CURDIR)/docs/images" $(BIN)/pytest tests/deploy/test_grafana_preview.py
 
 clean:
 	rm -rf .venv .venv-wheel build dist .jax-cache runs
