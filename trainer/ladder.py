@@ -21,7 +21,9 @@ from runwatch.trainer import train
 from runwatch.trainer.config import read_card
 from runwatch.trainer.model import count
 
-CURVE_POINTS = 60
+STRETCH = 1.12
+"""Each stretch of a course before the decay ends so many times later than the one before, counted from token 1: the same in all rungs."""
+DECAY_STRETCHES = 10
 FINAL_SHARE = 0.05
 """The final loss is the mean over the last 5 % of the records: one step's loss is noisy."""
 
@@ -41,10 +43,18 @@ def rung_card(card: dict[str, Any], rung: dict[str, Any]) -> dict[str, Any]:
     return merged(kept, {**changes, "run": {"name": str(rung["name"])}})
 
 
-def thinned(tokens: np.ndarray, values: np.ndarray) -> list[list[float]]:
-    """Means of `values` over about 60 stretches, equally wide in log tokens; rows [tokens, mean, standard deviation, count]."""
-    edges = np.unique(np.geomspace(tokens[0], tokens[-1] + 1, CURVE_POINTS + 1).astype(int))
-    places = np.searchsorted(tokens, edges)
+def stretches(decay_start: int, budget: int) -> np.ndarray:
+    """Where the stretches of a course end, in tokens: equally wide in log tokens before the decay, equally wide within it.
+
+    Rungs of one data order see the same sequences in the same stretch, so that their means compare without that noise.
+    """
+    stable = STRETCH ** np.arange(np.log(decay_start) / np.log(STRETCH))
+    return np.unique(np.append(stable.astype(int), np.linspace(decay_start, budget, DECAY_STRETCHES + 1).astype(int)))
+
+
+def thinned(tokens: np.ndarray, values: np.ndarray, ends: np.ndarray) -> list[list[float]]:
+    """Means of `values` up to each of `ends`; rows [tokens, mean, standard deviation, count]."""
+    places = np.searchsorted(tokens, ends, side="right")
     parts = [slice(a, b) for a, b in pairwise(places) if b > a]
     return [
         [float(np.mean(tokens[p])), float(np.mean(values[p])), float(np.std(values[p])), int(p.stop - p.start)]
@@ -60,8 +70,14 @@ def summary(name: str, run_dir: Path) -> dict[str, Any]:
     steps = [record for record in records if record["phase"] == "train"]
     tokens = np.array([record["tokens"] for record in steps])
 
+    decay_start = round(card.plan.token_budget * (1 - card.plan.learning_rate.decay_fraction))
+    ends = stretches(decay_start, card.plan.token_budget)
+
     def course(signal: str) -> list[list[float]]:
-        return thinned(tokens, np.array([float(record[signal]) for record in steps]))
+        return [
+            [round(value, 5) for value in row]
+            for row in thinned(tokens, np.array([float(record[signal]) for record in steps]), ends)
+        ]
 
     losses = np.array([float(record["train/loss"]) for record in steps])
     evals = [[record["tokens"], record["eval/loss"]] for record in records if "eval/loss" in record]
@@ -70,7 +86,7 @@ def summary(name: str, run_dir: Path) -> dict[str, Any]:
         "parameters": count(card.model)[1],
         "tokens": card.plan.token_budget,
         "warmup_tokens": round(card.plan.token_budget * card.plan.learning_rate.warmup_fraction),
-        "decay_start_tokens": round(card.plan.token_budget * (1 - card.plan.learning_rate.decay_fraction)),
+        "decay_start_tokens": decay_start,
         "seed": card.seed,
         "final_loss": float(np.mean(losses[-max(1, int(FINAL_SHARE * len(losses))) :])),
         "eval_loss": evals[-1][1] if evals else None,

@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from runwatch.monitor.ladder import DECAY_GRID, fit, hold_out
 from runwatch.monitor.ladder_rungs import LadderError, Rung, Schedule, read_rungs
 from runwatch.monitor.ladder_surface import Surface
 
+TRAINER = Path(__file__).parents[2] / "trainer"
+CPU_RUNGS, CPU_CARD = TRAINER / "ladder" / "cpu.json", TRAINER / "cards" / "cpu.yaml"
 TRUTH = Surface(1.5, 400.0, 0.4, 900.0, 0.45)
 SHARP = replace(TRUTH, sharpness=4.0)
 DESIGN = ((1e5, 4e5), (1e5, 3e6), (4e5, 1e6), (4e5, 6e6), (1.6e6, 2e6), (1.6e6, 1e7), (3e6, 4e6))
@@ -72,6 +75,23 @@ def test_the_largest_rung_is_predicted_from_the_others() -> None:
     assert held.rung == "1.6e+06-1e+07"
     assert abs(held.error) < 0.02
     assert held.inside >= 0.9
+
+
+def test_the_rungs_of_the_cpu_card_predict_their_largest_one() -> None:
+    held = hold_out(read_rungs(CPU_RUNGS))
+    assert held.rung == "w56-2400"
+    assert abs(held.error) < 0.02
+    assert held.inside >= 0.9
+
+
+def test_the_curve_in_the_cpu_card_predicted_a_clean_run_of_it() -> None:
+    """`samples/cpu-clean-run.json` is the course (tokens, mean loss of a stretch) of a whole run, which no rung is."""
+    run = json.loads((Path(__file__).parent / "samples" / "cpu-clean-run.json").read_text())
+    curve = {name: np.array(row) for name, row in yaml.safe_load(CPU_CARD.read_text())["ladder"]["curve"].items()}
+    tokens, loss = np.array([row for row in run["curve"] if row[0] > curve["tokens"][0]]).T
+    low, high = (np.interp(tokens, curve["tokens"], curve[side]) for side in ("low", "high"))
+    assert np.mean((loss > low) & (loss < high)) >= 0.9
+    assert abs(np.interp(0.975 * curve["tokens"][-1], curve["tokens"], curve["loss"]) - run["final_loss"]) < 0.02
 
 
 def test_the_formula_in_the_card_tells_what_another_budget_costs() -> None:

@@ -117,7 +117,7 @@ def test_tampering_with_the_section_or_the_rungs_is_noticed(card: Path, rungs: P
         assert not verify(card, rungs), old
     card.write_text(text.replace("seed: 0", "seed: 1"), encoding="utf-8")
     assert verify(card, rungs), "the rest of the card is not part of the pre-registration"
-    rungs.write_text(data.replace("62752", "62753", 1), encoding="utf-8")
+    rungs.write_text(data.replace("75040", "75041", 1), encoding="utf-8")
     assert not verify(card, rungs)
 
 
