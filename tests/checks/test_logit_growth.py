@@ -1,5 +1,8 @@
 """`logit_growth`: over the ceiling, grown, or drifting; deaf to single records and to what is too small to harm."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scenarios import (
@@ -73,3 +76,11 @@ def test_a_drift_of_a_quarter_in_400_records_is_found_before_it_is_growth() -> N
     first = int(np.argmax(found.level >= WARN))
     assert 650 < first < 750
     assert "drifted" in CHECK.message(found, first)
+
+
+@pytest.mark.parametrize(("weight", "worst"), [("0", WARN), ("0.001", OK)])
+def test_a_model_trained_without_z_loss_is_told_from_the_same_one_with_it(weight: str, worst: int) -> None:
+    """The z-loss of the 600 steps of `benchmarks/trainer/ablation.py`, as the trainer emitted it."""
+    course = json.loads((Path(__file__).parent / "samples" / "z-loss-ablation.json").read_text())[weight]
+    found = verdicts(CHECK, Scenario("", healthy(len(course), first=1).put(Z, 0, len(course) - 1, course)))
+    assert found.level.max() == worst
