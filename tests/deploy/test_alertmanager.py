@@ -74,12 +74,10 @@ def test_a_storm_of_500_alerts_pages_once_per_incident_and_resolves_once(
 ) -> None:
     send = notifier(alertmanager).send
     checks = ["loss_spike", "grad_norm", "finite", "token_drop", "logit_growth"]
-    started = time.monotonic()
     for count in range(100):
         for check in checks:
             send(message("incident_updated", check=check, what=f"Value number {count}."), {})
     eventually(lambda: len(told(collector, PAGE)) == len(checks))
-    assert min(request.time for request in collector.requests) - started < 2
     for check in checks:
         for _ in range(3):  # a resolution is sent again
             send(message("incident_resolved", "resolved", check), {})
