@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 
@@ -63,12 +63,23 @@ class Trained:
 @contextmanager
 def process(folder: Path, name: str, command: list[str]) -> Generator[subprocess.Popen[bytes]]:
     """One of our own modules as a process with its output in FOLDER/NAME.log, ended when the block ends."""
-    with (folder / f"{name}.log").open("ab") as log:
-        started = _start(command, log)
-    try:
-        yield started
-    finally:
-        _end(started)
+    # `cat` writes the log, since under a full disk the process itself cannot.
+    with (
+        (folder / f"{name}.log").open("ab") as log,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log) as writer,  # noqa: S607 - of any system
+    ):
+        started = subprocess.Popen(  # noqa: S603 - our own modules
+            [sys.executable, "-P", "-m", *command],
+            stdout=writer.stdin,
+            stderr=writer.stdin,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+        if writer.stdin is not None:
+            writer.stdin.close()
+        try:
+            yield started
+        finally:
+            _end(started)
 
 
 def _end(started: subprocess.Popen[bytes]) -> None:
@@ -188,8 +199,8 @@ def _until_settled(
     say: Callable[[str], None],
 ) -> Found:
     found, until = Found(), time.monotonic() + START_SECONDS
-    started: list[subprocess.Popen[bytes]] = []
-    try:
+    newest = trainer
+    with ExitStack() as restarts:
         while time.monotonic() < until and not settled(watched.drill, found):
             time.sleep(POLL_SECONDS)
             before = found
@@ -199,32 +210,9 @@ def _until_settled(
                 until = time.monotonic() + PATIENCE_SECONDS
             if daemon.poll() is not None:
                 raise TrainingError(f"the daemon ended; read {watched.folder}/daemon.log")
-            newest = started[-1] if started else trainer
-            if newest.poll() is not None and newest.returncode > 0:
+            if (newest.poll() or 0) > 0:
                 raise TrainingError(f"the trainer ended; read {watched.folder}/trainer.log")
             if newest.returncode is not None and watched.drill.restarts:
-                started.append(_again(watched.folder, again))
+                newest = restarts.enter_context(process(watched.folder, "trainer", again))
             say(f"{found.records} steps since the onset" if found.onset else "starting")
-    finally:
-        for one in started:
-            _end(one)
     return found
-
-
-def _again(folder: Path, command: list[str]) -> subprocess.Popen[bytes]:
-    with (folder / "trainer.log").open("ab") as log:
-        return _start(command, log)
-
-
-def _start(command: list[str], log: BinaryIO) -> subprocess.Popen[bytes]:
-    """Start a module. `cat` writes its log, since under a full disk the process itself cannot."""
-    writer = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)  # noqa: S607 - of any system
-    started = subprocess.Popen(  # noqa: S603 - our own modules
-        [sys.executable, "-P", "-m", *command],
-        stdout=writer.stdin,
-        stderr=writer.stdin,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
-    if writer.stdin is not None:
-        writer.stdin.close()
-    return started
