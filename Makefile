@@ -42,7 +42,7 @@ services:
 # The Grafana dashboards: written anew, checked against Grafana's own types, and drawn by its components from a live Prometheus.
 # Takes minutes, npm and 475 MB.
 dashboards: setup services
-	$(BIN)/python -P deploy/grafana/generate.py
+	$(BIN)/python deploy/grafana/generate.py
 	cd deploy/grafana/preview && npm ci --no-audit --no-fund && npm run build
 	RUNWATCH_PICTURES="$(CURDIR)/docs/images" $(BIN)/pytest tests/deploy/test_grafana_preview.py
 

@@ -14,7 +14,7 @@ from its first step on looked normal to itself: only a declared floor tells (rec
 Warns and turns critical when: (1) critical while the median is under `tokens_per_second_floor` or `mfu_floor`; (2)
 warns while it is `warn_drop` under the run's own best, critical at `critical_drop`; two observations in a row that
 are 32 steps apart or more say the same; (3) warns when `slow_share` of the last 128 steps took half as long again as
-the median of the 16 around them; (4) warns when the speed fell by more than 0.5 % in each of four consecutive
+the median of the 16 around them; (4) warns when the speed fell by more than `decline` in each of four consecutive
 stretches of 96 observations.
 
 Defaults: floors none (from the card; Marin alerts below 15 % MFU and 2.0M tokens/s for more than half of 15 minutes
@@ -23,10 +23,10 @@ speed, recording `gpt3-15b-h100-slow-windows` 76 %, and 6 % for 8,600 steps, whi
 `window_records` 16 (observations: eight slow ones in a row are needed, so the first step after a restart, an
 evaluation inside a step each 250, and the 14 steps of 13 to 50 s of a shared node never alarm); `warm_up_steps` 64
 (steps; nanochat recompiles for 60); `slow_share` 0.1 (ratio; a slow node that holds up every sixth step is seen in some 70
-steps; all fourteen recordings with step times stay below 0.05); 0.5 % (guess; 2 % in 384 records is 20 % in 4,000).
+steps; all fourteen recordings with step times stay below 0.05); `decline` 0.005 (ratio; a guess: 2 % in 384 records is 20 % in 4,000).
 
 Does not see: a run that is slow from its first step on without a floor; a hang (`progress`); a decline slower than
-0.5 % in 96 observations; a slow attempt in its first 64 steps; more than 448 observations back.
+`decline` in 96 observations; a slow attempt in its first 64 steps; more than 448 observations back.
 
 What to do: meaning: the same step takes longer. Impact: the deadline, not the model. Diagnosis: did it begin with an
 attempt (a bad node), at a step (data, sequence length, recompilation) or by and by (storage, heat, memory)? Step-time
@@ -61,7 +61,7 @@ TOKENS, MFU, STEP_TIME = "throughput/tokens_per_second", "throughput/mfu", "thro
 BEST = 448
 """Observations over which the best level is remembered: a lasting slowness becomes its own normal only after them."""
 FAR_STEPS = 32
-STRETCHES, STRETCH, DECLINE = 4, 96, 0.005
+STRETCHES, STRETCH = 4, 96
 SLOW_WINDOW, SLOW = 128, 1.5
 
 
@@ -82,6 +82,8 @@ class ThroughputSettings(Settings):
     """Steps of each attempt that are not judged."""
     slow_share: float = Field(default=0.1, gt=0, le=1)
     """Ratio of slow steps that warns."""
+    decline: float = Field(default=0.005, gt=0, lt=1)
+    """Ratio by which each stretch is slower than the one before. Raise it where other work takes the machine."""
 
 
 def evaluate(signals: Signals, settings: ThroughputSettings) -> Verdicts:
@@ -138,7 +140,7 @@ def _against_limits(
     warn, critical = best * (1 - settings.warn_drop), best * (1 - settings.critical_drop)
     level = graded(now <= critical, now <= warn)
     typical = _typical(median)
-    declining = (level == Level.OK) & _declines(typical)
+    declining = (level == Level.OK) & _declines(typical, settings.decline)
     level[declining] = Level.WARN
     limit = np.where(level == Level.CRITICAL, critical, np.where(declining, lagged(typical, STRETCH), warn))
     reason = np.where(declining, 2, 1)
@@ -150,7 +152,8 @@ def _against_limits(
             np.where(under, 0, reason),
         )
     level = np.where(np.isnan(median), np.int8(Level.UNKNOWN), level).astype(np.int8)
-    return Verdicts(level, np.where(np.isfinite(now), now, median), limit, reason.astype(np.int8)), rows
+    value = np.where(reason == 2, typical, np.where(np.isfinite(now), now, median))
+    return Verdicts(level, value, limit, reason.astype(np.int8)), rows
 
 
 def _typical(median: Floats) -> Floats:
@@ -160,10 +163,10 @@ def _typical(median: Floats) -> Floats:
     return np.exp(rolling_sum(logs, STRETCH) / np.where(count == STRETCH, count, np.nan))
 
 
-def _declines(typical: Floats) -> Flags:
-    """Whether the speed fell by more than `DECLINE` in each of the last four stretches."""
+def _declines(typical: Floats, decline: float) -> Flags:
+    """Whether the speed fell by more than `decline` in each of the last four stretches."""
     levels = [lagged(typical, STRETCH * back) for back in range(STRETCHES + 1)]
-    falls = [newer < older * (1 - DECLINE) for newer, older in pairwise(levels)]
+    falls = [newer < older * (1 - decline) for newer, older in pairwise(levels)]
     return np.logical_and.reduce(falls)
 
 

@@ -145,6 +145,8 @@ def test_heavy_tails_raise_no_critical_and_at_most_one_warning_in_4800_records(s
 
 def test_a_creeping_decline_is_told_before_a_fifth_of_the_speed_is_lost() -> None:
     creep = np.linspace(1, 1 / 0.7, 4000)
-    level = verdicts(CHECK, Scenario("decline", slower(healthy(5000), 1000, 4999, creep))).level
+    found = verdicts(CHECK, Scenario("decline", slower(healthy(5000), 1000, 4999, creep)))
+    level = found.level
+    assert (found.value < found.limit)[found.reason == 2].all(), "it tells of a fall"
     first = incidents(level, WARN)[0][0]
     assert 1000 < first < 3700
