@@ -12,9 +12,10 @@ left to save. Downwards is no luck either: a loader that restarted at shard 1 ma
 
 Warns and turns critical when: warns when the cumulative sum of residuals passes its limit, either way (after 320
 records, so that a warm-up is forgotten); at five records mostly outside the band widened by `margin_nats` (by 2.5
-sigmas where the noise is larger, at most 0.3); without a curve at a level 0.12 nats above the lowest of 256 records or
-a stair of 0.035 nats lasting 6 records. Critical when above the widened band for `lasting_steps`, and without a curve
-at 0.5 nats above the lowest for 64 records. Low never turns critical: it is no reason to shorten a run.
+sigmas where the noise is larger, at most 0.3, and by that until 17 records tell the noise); without a curve at a level
+0.12 nats above the lowest of 256 records or a stair of 0.035 nats lasting 6 records. Critical when above the widened
+band for `lasting_steps`, and without a curve at 0.5 nats above the lowest for 64 records. Low never turns critical: it
+is no reason to shorten a run.
 
 Defaults: `min_shift_nats` 0.03 (nats): twice what evaluations of OLMo 2 7B rise by chance; found within some 30 records
 at noise of 0.02. `margin_nats` 0.05: as `loss_spike`. `lasting_steps` 50 (steps): spikes of the Llama recordings recede
@@ -143,7 +144,8 @@ def _against_curve(loss: Floats, band: Floats, steps: Floats, settings: LadderDe
     tame = np.clip(residual, -cut, cut)
     up = (cusum(tame - slack, MEMORY) > limit) & ((mean > slack) | (long_mean > 0.6 * slack))
     down = (cusum(-tame - slack, MEMORY) > limit) & ((mean < -slack) | (long_mean < -0.6 * slack))
-    margin = np.fmax(settings.margin_nats, np.minimum(2.5 * np.sqrt(variance), 0.3))
+    noise = np.where(np.isnan(sigma), 0.3, np.minimum(2.5 * np.sqrt(variance), 0.3))  # unknown noise may be large
+    margin = np.fmax(settings.margin_nats, noise)
     over, under = loss - high - margin, low - margin - loss
     above, below = _mostly_positive(over), _mostly_positive(under)
     lasts = _lasts(above | (over > 0.5), steps, settings.lasting_steps)

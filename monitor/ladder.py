@@ -2,8 +2,8 @@
 
 The stable phase of all rungs together is fitted by the surface of `ladder_surface` over parameters N and tokens t: the course of
 constant-rate training, which a warmup-stable-decay schedule makes comparable between budgets (Hägele et al. 2024, arXiv 2405.18392).
-What the decay gains on top is the mean course of the rungs' decays, each counted by its tokens: the longest come nearest to the main
-run's. numpy only: the daemon never loads scipy.
+On top come what rungs of one data order share (`ladder_course`), and what the decay gains: the mean course of the rungs' decays, each
+counted by its tokens, as the longest come nearest to the main run's. numpy only: the daemon never loads scipy.
 
 Uncertainty is a bootstrap of residuals with the rungs' design kept (Davison & Hinkley 1997, section 6.3.3): six rungs drawn with
 replacement often hold a single size, which says nothing about the exponents; residual courses drawn with replacement always do.
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from runwatch.monitor.ladder_course import DECAY_GRID, Shared, course, decay_gain, shared_course
 from runwatch.monitor.ladder_rungs import FINAL_SHARE, Floats, LadderError, Rung, Schedule
 from runwatch.monitor.ladder_surface import EXPONENTS, SHARPNESS, Points, Surface, fit_surface, grid_fit, improved
 
@@ -28,32 +29,37 @@ LEAST_LOSS = 1e-4
 """The band's lower side stays above this: a loss is above 0."""
 PINNED = 1e-3
 """Nats: an irreducible loss, or a fall, below this is none."""
-DECAY_GRID = np.linspace(0.0, 1.0, 11)
 
 
 @dataclass(frozen=True)
 class Fit:
     """The fitted ladder.
 
-    `gain` is what the decay gains over its course (0 to 1 in steps of 0.1); `resampled` are fits of both to resampled residuals;
-    `misfit` is the standard deviation of the stretches about the surface, in nats.
+    `shared` is what the data order adds; `gain` is what the decay gains over its course (0 to 1 in steps of 0.1); `resampled` are
+    surfaces and gains fitted to resampled residuals; `misfit` is the standard deviation of the stretches about all that, in nats,
+    before the decay and within it.
     """
 
     rungs: tuple[Rung, ...]
     surface: Surface
+    shared: Shared
     gain: Floats
     resampled: tuple[tuple[Surface, Floats], ...]
-    misfit: float
+    misfit: tuple[float, float]
+
+    def at(self, parameters: float, tokens: Floats, schedule: Schedule) -> Floats:
+        """Expected loss at `tokens` of a run of this size under this schedule."""
+        return course(self.surface, self.gain, self.shared, parameters, tokens, schedule)
 
     def curve(self, parameters: float, schedule: Schedule) -> dict[str, list[float]]:
         """Tokens, loss, and the 95 % band of a run of this size, from three warm-ups to the end of the budget."""
         decay = schedule.decay_start_tokens + (schedule.token_budget - schedule.decay_start_tokens) * DECAY_GRID
         stable = np.geomspace(min(schedule.settled, schedule.token_budget / 2), schedule.token_budget, POINTS)
         tokens = np.unique(np.round(np.append(stable, decay[decay >= stable[0]])))
-        loss = course(self.surface, self.gain, parameters, tokens, schedule)
-        samples = np.stack([course(*one, parameters, tokens, schedule) for one in self.resampled])
+        loss = self.at(parameters, tokens, schedule)
+        samples = np.stack([course(*one, self.shared, parameters, tokens, schedule) for one in self.resampled])
         low, high = np.percentile(samples - np.median(samples, axis=0), CONFIDENCE, axis=0)
-        spread = 1.96 * self.misfit
+        spread = 1.96 * np.where(tokens > schedule.decay_start_tokens, self.misfit[1], self.misfit[0])
         if loss.min() <= LEAST_LOSS:
             raise LadderError(f"the fit predicts a loss of {loss.min():.3f}: these rungs cannot be extrapolated so far")
         return {
@@ -66,7 +72,7 @@ class Fit:
     def final_loss(self, parameters: float, schedule: Schedule) -> float:
         """Predicted mean over the last 5 % of a run."""
         end = np.linspace(1 - FINAL_SHARE, 1.0, 11) * schedule.token_budget
-        return float(np.mean(course(self.surface, self.gain, parameters, end, schedule)))
+        return float(np.mean(self.at(parameters, end, schedule)))
 
     def formula(self, parameters: float, schedule: Schedule) -> dict[str, float]:
         """E + A / N^alpha + B / D^beta at the end of runs near this one: what plans compare budgets with.
@@ -125,13 +131,6 @@ def _rounded(values: Floats) -> list[float]:
     return [float(value) for value in np.round(values, 5)]
 
 
-def course(surface: Surface, gain: Floats, parameters: float, tokens: Floats, schedule: Schedule) -> Floats:
-    """Expected loss at `tokens` of a run of this size under this schedule."""
-    span = max(1, schedule.token_budget - schedule.decay_start_tokens)
-    through = (tokens - schedule.decay_start_tokens) / span
-    return surface.at(parameters, tokens) - np.where(through > 0, np.interp(through, DECAY_GRID, gain), 0.0)
-
-
 def fit(rungs: Sequence[Rung], seed: int = 0) -> Fit:
     """Fit the ladder, with its uncertainty.
 
@@ -146,13 +145,25 @@ def fit(rungs: Sequence[Rung], seed: int = 0) -> Fit:
         )
     points = _points(rungs)
     surface = fit_surface(points)
-    gains = np.stack([_gain(rung, surface) for rung in rungs])
+    shared = shared_course(rungs, surface)
+    gains = np.stack([decay_gain(rung, surface) for rung in rungs])
+    gain = np.average(gains, axis=0, weights=_lengths(rungs))
     widening = float(np.sqrt(len(rungs) / (len(rungs) - BETWEEN_RUNGS)))
-    residual = widening * (points.loss - surface.at(points.size, points.tokens))
+    residual = widening * (points.loss - surface.at(points.size, points.tokens) - shared.at(points.tokens))
     misfit = float(np.sqrt(np.average(residual**2, weights=points.weight)))
     random = np.random.default_rng(seed)
     resampled = tuple(_resample(rungs, points, surface, residual, gains, random) for _ in range(BOOTSTRAPS))
-    return Fit(tuple(rungs), surface, np.average(gains, axis=0, weights=_lengths(rungs)), resampled, misfit)
+    fitted = Fit(tuple(rungs), surface, shared, gain, resampled, (misfit, misfit))
+    return replace(fitted, misfit=(misfit, max(misfit, widening * _decay_misfit(fitted))))
+
+
+def _decay_misfit(fitted: Fit) -> float:
+    """Standard deviation of the decays' stretches about the fit, each rung counted by its tokens: their data are not averaged out."""
+    decays = [(rung, rung.decay()) for rung in fitted.rungs if len(rung.decay())]
+    squares = [
+        np.mean((rows[:, 1] - fitted.at(rung.parameters, rows[:, 0], rung.schedule)) ** 2) for rung, rows in decays
+    ]
+    return float(np.sqrt(np.average(squares, weights=_lengths([rung for rung, _ in decays])))) if decays else 0.0
 
 
 def _points(rungs: Sequence[Rung]) -> Points:
@@ -195,27 +206,9 @@ def _log_share(tokens: Floats) -> Floats:
     return (logs - logs[0]) / (logs[-1] - logs[0])
 
 
-def _gain(rung: Rung, surface: Surface) -> Floats:
-    """How far a rung's decay lies below the surface, along the decay (11 values), as a line through its stretches and its final loss.
-
-    It need not begin at 0: with the decay the mixture of the data may change, and with it the loss.
-    """
-    decay = rung.decay()
-    span = max(1, rung.tokens - rung.decay_start_tokens)
-    if not len(decay) or span == 1:
-        return np.zeros(len(DECAY_GRID))
-    last = (1 - FINAL_SHARE / 2) * rung.tokens
-    tokens, loss = np.append(decay[:, 0], last), np.append(decay[:, 1], rung.final_loss)
-    root = np.sqrt(np.append(decay[:, 3], FINAL_SHARE * rung.tokens / span * decay[:, 3].sum()))
-    through = (tokens - rung.decay_start_tokens) / span
-    gained = surface.at(rung.parameters, tokens) - loss
-    constant, slope = np.linalg.lstsq(np.stack([root, root * through], axis=1), root * gained, rcond=None)[0]
-    return constant + slope * DECAY_GRID
-
-
 @dataclass(frozen=True)
 class HeldOut:
-    """The largest rung, predicted from the others. Losses in nats; `inside` is the share of its course inside the 95 % band."""
+    """The largest rung, predicted from others. Losses in nats; `inside` is the share of its course inside the 95 % band."""
 
     rung: str
     predicted: float
@@ -231,11 +224,16 @@ class HeldOut:
 def hold_out(rungs: Sequence[Rung]) -> HeldOut:
     """Fit without the rung of the most compute (N times D) and predict it.
 
+    Rungs of its size and seed are left out too: a shorter run of the same seed is the beginning of the same course.
+
     Raises:
         LadderError: what is left cannot be fitted.
     """
     largest = max(rungs, key=lambda rung: rung.parameters * rung.tokens)
-    fitted = fit([rung for rung in rungs if rung is not largest])
+    told = (largest.parameters, largest.seed)
+    fitted = fit(
+        [one for one in rungs if one is not largest and (one.seed is None or (one.parameters, one.seed) != told)]
+    )
     curve: dict[str, Any] = fitted.curve(largest.parameters, largest.schedule)
     rows = largest.settled()
     low, high = (np.interp(rows[:, 0], curve["tokens"], curve[side]) for side in ("low", "high"))

@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,9 @@ def prepare(card_path: Path, rungs_path: Path, change: Change | None = None) -> 
     card = load_card(card_path)
     if change is None:
         _refuse_changes(card_path, card)
-    fitted = fit(read_rungs(rungs_path))
+    # Rungs of another seed saw other data: what they share says nothing about this run.
+    rungs = [one if one.seed == card.seed else replace(one, seed=None) for one in read_rungs(rungs_path)]
+    fitted = fit(rungs)
     return section_of(fitted, rungs_path, card, change), fitted.remarks()
 
 

@@ -77,8 +77,13 @@ def described(fitted: Fit, held: HeldOut | None) -> list[str]:
         if name != "sharpness" or sharp:
             lines.append(f"  {SYMBOLS[name]:<6}{values[name]:>14.6g}   ({low:.4g} to {high:.4g})")
     lines.append(
-        f"The decay takes off {fitted.gain[-1]:.4f} nats at its end; rungs lie {fitted.misfit:.4f} nats about the fit."
+        f"The decay takes off {fitted.gain[-1]:.4f} nats at its end; rungs lie {fitted.misfit[0]:.4f} nats about the fit, and "
+        f"{fitted.misfit[1]:.4f} within their decay."
     )
+    if fitted.shared.nats.any():
+        lines.append(
+            f"The data order that the rungs share moves the loss by {fitted.shared.nats.std():.4f} nats, all sizes alike."
+        )
     lines.append(f"\n{'rung':<16}{'parameters':>14}{'tokens':>18}{'final loss':>12}{'fitted':>10}{'residual':>10}")
     for rung in fitted.rungs:
         expected = fitted.final_loss(rung.parameters, rung.schedule)

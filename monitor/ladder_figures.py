@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from runwatch.monitor.card import LadderCurve, load_card
 from runwatch.monitor.figures import INK, TREND, svg, thinned
-from runwatch.monitor.ladder import Fit, course
+from runwatch.monitor.ladder import Fit
 from runwatch.monitor.ladder_card import active_parameters
 from runwatch.monitor.ladder_rungs import Floats, Rung
 from runwatch.monitor.sources import load
@@ -72,7 +72,7 @@ def _losses(axes: Any, fitted: Fit, live: LiveRun | None) -> None:
         rows = rung.settled()
         axes.plot(rows[:, 0], rows[:, 1], ".", color=colour, markersize=4)
         tokens = np.geomspace(rung.schedule.settled, rung.tokens, 100)
-        expected = course(fitted.surface, fitted.gain, rung.parameters, tokens, rung.schedule)
+        expected = fitted.at(rung.parameters, tokens, rung.schedule)
         axes.plot(tokens, expected, color=colour, linewidth=1.1, label=f"{rung.name}, {_short(rung.parameters)}")
     if live is not None:
         _live(axes, live)

@@ -52,6 +52,8 @@ class Rung:
     final_loss: float
     course: Floats
     trends: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
+    seed: int | None = None
+    """Runs of one seed see the same data in the same order; unknown: None."""
 
     @property
     def schedule(self) -> Schedule:
@@ -118,6 +120,7 @@ def _rung(entry: Mapping[str, Any]) -> Rung:
         final_loss=float(entry["final_loss"]),
         course=_rows(entry["name"], "curve", entry["curve"]),
         trends={name: _rows(entry["name"], name, entry[name]) for name in TRENDS if name in entry},
+        seed=None if entry.get("seed") is None else int(entry["seed"]),
     )
     for holds, rule in _rules(rung):
         if not holds():

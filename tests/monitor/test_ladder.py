@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
-from runwatch.monitor.ladder import DECAY_GRID, fit, hold_out
+from runwatch.monitor.ladder import fit, hold_out
+from runwatch.monitor.ladder_course import DECAY_GRID
 from runwatch.monitor.ladder_rungs import LadderError, Rung, Schedule, read_rungs
 from runwatch.monitor.ladder_surface import Surface
 
@@ -92,6 +93,39 @@ def test_the_curve_in_the_cpu_card_predicted_a_clean_run_of_it() -> None:
     low, high = (np.interp(tokens, curve["tokens"], curve[side]) for side in ("low", "high"))
     assert np.mean((loss > low) & (loss < high)) >= 0.9
     assert abs(np.interp(0.975 * curve["tokens"][-1], curve["tokens"], curve["loss"]) - run["final_loss"]) < 0.02
+
+
+def in_one_order(rungs: list[Rung], seeds: tuple[int, ...] = (0,)) -> list[Rung]:
+    """The rungs with what a data order adds: a wave over log tokens, the same for all sizes."""
+    waved = [one.course + 0.05 * np.outer(np.sin(9 * np.log(one.course[:, 0])), [0, 1, 0, 0]) for one in rungs]
+    return [
+        replace(one, course=rows, seed=seeds[at % len(seeds)])
+        for at, (one, rows) in enumerate(zip(rungs, waved, strict=True))
+    ]
+
+
+def test_what_a_data_order_adds_to_every_size_is_found_and_goes_into_the_curve() -> None:
+    noisy = rungs_of(TRUTH, noise=0.003)
+    alone, shared = fit(noisy), fit(in_one_order(noisy))
+    tokens = np.geomspace(4e5, 4e6, 50)
+    moved = shared.at(1e7, tokens, MAIN) - alone.at(1e7, tokens, MAIN)
+    assert np.abs(moved - 0.05 * np.sin(9 * np.log(tokens))).max() < 0.02
+    assert shared.misfit[0] < 0.02
+
+
+@pytest.mark.parametrize(
+    "rungs",
+    [in_one_order(rungs_of(TRUTH), (0, 1)), [replace(one, seed=0) for one in rungs_of(TRUTH, noise=0.01)]],
+    ids=["two seeds", "noise that no other size shares"],
+)
+def test_residuals_that_sizes_do_not_share_stay_out_of_the_curve(rungs: list[Rung]) -> None:
+    assert not fit(rungs).shared.nats.any()
+
+
+def test_a_shorter_run_of_the_held_out_size_and_seed_does_not_help_to_predict_it() -> None:
+    rungs = [replace(one, seed=0) for one in rungs_of(TRUTH, noise=0.004)]
+    told = [one for one in rungs if one.parameters != 1.6e6]
+    assert hold_out(rungs) == hold_out([*told, next(one for one in rungs if one.name == "1.6e+06-1e+07")])
 
 
 def test_the_formula_in_the_card_tells_what_another_budget_costs() -> None:
