@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import scripted
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from pydantic import SecretStr
 
 from runwatch.checks import all_checks
 from runwatch.monitor.config import DaemonConfig
@@ -227,37 +228,30 @@ def test_without_the_stream_the_page_asks_every_few_seconds(context: BrowserCont
     expect(page.locator("#sentence")).to_have_text("Asked for.", timeout=20_000)
 
 
-def test_a_plan_is_approved_by_keyboard_alone_after_a_second_confirmation(page: Page) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def answer(route: Route) -> None:
-        asked.append(
-            {"url": route.request.url, "headers": route.request.headers, **(route.request.post_data_json or {})}
-        )
-        if len(asked) == 1:
-            route.fulfill(status=403, json={"error": "No token is configured."})
-        else:
-            route.fulfill(status=200, json={})
-
-    page.route("**/decision", answer)
+def test_a_plan_is_approved_by_keyboard_alone_after_a_second_confirmation(
+    page: Page, site: Site, document: Status
+) -> None:
+    """The daemon's own route: first without a token in its settings, then with it."""
+    store = open_store(sqlite_url(Path(document["run"]["directory"])), "scripted")
+    site.daemon.watch.store = store
     page.get_by_role("button", name="Approve…").focus()
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog", name="Approve shorten_budget?")
     expect(dialog).to_contain_text("Token budget from")
-    for text in ("kim", "the data is broken", "sesame"):
+    for text in ("kim", "the data is broken", "open sesame, please"):
         page.keyboard.type(text)
         page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="Yes, approve shorten_budget")).to_be_focused()
     page.keyboard.press("Enter")
-    expect(dialog.get_by_role("alert")).to_contain_text("No token is configured.")
+    expect(dialog.get_by_role("alert")).to_contain_text("decisions over HTTP are off")
+    site.daemon.config = DaemonConfig(approval_token=SecretStr("open sesame, please"))
     page.get_by_role("button", name="Yes, approve shorten_budget").press("Enter")
     expect(dialog).to_be_hidden()
     expect(page.locator("#announcement")).to_contain_text("your decision is stored")
-    assert asked[1]["url"].endswith("/api/plans/early_divergence-0001/decision")
-    assert asked[1]["headers"]["authorization"] == "Bearer sesame"
-    assert {name: asked[1][name] for name in ("approved", "by", "reason")} == {
-        "approved": True, "by": "kim", "reason": "the data is broken",
-    }  # fmt: skip
+    with store.transaction() as tx:
+        decision = tx.load().decisions["early_divergence-0001"]
+    store.close()
+    assert (decision.approved, decision.by, decision.reason) == (True, "kim", "the data is broken")
 
 
 def test_going_back_decides_nothing(page: Page) -> None:
