@@ -1,6 +1,7 @@
 """What an incident says: the message, how sure one may be, the armed plan, the text that people read."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from runwatch.monitor.incidents import (
 )
 from runwatch.rules import Alert, AlertState, Moment, NodeState, NodeVerdict
 
+RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 NOW = 1.79e9 + 100
 AT = Moment(attempt=0, step=81_716, tokens=1e9, time=1.79e9)
 SPIKE = Incident(
@@ -100,6 +102,29 @@ def test_the_text_has_what_since_when_how_sure_the_plan_and_the_next_command() -
     ):
         assert part in text
     assert body["unit"] == "nats"
+
+
+@pytest.mark.parametrize("name", all_checks())
+def test_the_alert_of_every_check_says_what_to_know_and_leads_to_a_runbook_that_exists(name: str) -> None:
+    check, nothing = all_checks()[name], np.zeros(1)
+    for reason in range(len(check.messages)):
+        verdict = Verdicts(
+            np.full(1, Level.CRITICAL, np.int8), nothing + 0.5, nothing + 0.1, np.full(1, reason, np.int8)
+        )
+        incident = SPIKE.model_copy(update={"id": f"{name}-0001", "check": name, "what": check.message(verdict, 0)})
+        text = alert_text(payload(incident, check, None, around(**{name: Level.CRITICAL})))
+        for part in (
+            f"demo: {name} is firing (critical, escalated)",
+            incident.what,
+            "Value 0.5, limit 0.1; since step 81,716 (1,000,000,000 tokens)",
+            "No other check is in alarm.",
+            "Next: runwatch",
+            f"runbook: http://x/runbooks/{name}",
+        ):
+            assert part in text
+    runbook = (RUNBOOKS / f"{name}.md").read_text(encoding="utf-8")
+    for heading in ("Meaning", "Impact", "Diagnosis", "Mitigation"):
+        assert heading.lower() in runbook.lower()
 
 
 def test_a_value_that_is_not_finite_is_none_in_json_and_words_in_the_text() -> None:
