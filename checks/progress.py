@@ -9,11 +9,13 @@ clock.
 Why it matters: on 5 September Marin's hero run finished step 65,069 and then stood for 15 minutes with every rank
 blocked before one of them died (marin#8934). Five days later an attempt died 54 minutes after its restore, before its
 first hourly save, and the next one began at the same step: a cadence longer than the time between faults trains
-nothing (marin#8506).
+nothing (marin#8506). A run that dies in the first step after a checkpoint looks like one that still writes it, so the
+record that carries a phase's result ends the phase.
 
 Warns and turns critical when: in training warns at the tick at which a step is over its budget and turns critical
 `grace_seconds` later; any other phase is critical when over its budget; ok again with the next step or phase;
-`finished` and `paused` never alarm. A source that neither announces phases nor carries `plan/token_budget` (optional)
+`finished` and `paused` never alarm. A record with `eval/loss` or `checkpoint/step` (optional) ends its phase: the budget is
+that of a step again. A source that neither announces phases nor carries `plan/token_budget` (optional)
 gets `unannounced_factor` times the budget of a step: a silence may be an evaluation. A job that is down between two
 attempts is a stall of its last phase. Warns at the second restart within 256 surviving rows, critical at the third.
 Warns for 20 observations after a record was given up.
@@ -50,6 +52,8 @@ from runwatch.checks.windows import Flags, Floats, growth, lagged, rolling_max, 
 DROPPED = "telemetry/dropped_records"
 OWN = "plan/token_budget"
 """A signal of our own contract: a source that has it announces its phases."""
+RESULTS = {Phase.EVAL: "eval/loss", Phase.CHECKPOINT: "checkpoint/step"}
+"""What the last record of a phase carries."""
 BLOCK, BLOCKS = 64, 192
 RESTART_ROWS = 256
 REACH = 512
@@ -85,36 +89,48 @@ def evaluate(signals: Signals, settings: ProgressSettings) -> Verdicts:
 
 
 def _stall(signals: Signals, settings: ProgressSettings) -> Verdicts:
-    age = signals.time - signals.time[_last_progress(signals)]
-    budget = _budget(signals, settings)
-    training = signals.phase == Phase.TRAIN
+    announced = _announced(signals)
+    phase = np.where(_ended(signals) & announced, Phase.TRAIN, signals.phase)
+    age = signals.time - signals.time[_last_progress(signals, phase)]
+    budget = _budget(signals, phase, announced, settings)
+    training = phase == Phase.TRAIN
     critical = budget + np.where(training, settings.grace_seconds, 0.0)
     level = graded(age > critical, age > budget, ~np.isnan(age))
     reason = np.where(training, 0, 1).astype(np.int8)
     return Verdicts(level, age, np.where(age > critical, critical, budget), reason)
 
 
-def _last_progress(signals: Signals) -> NDArray[np.intp]:
+def _ended(signals: Signals) -> Flags:
+    """Whether the last record told its phase's result, so that the next step is what is waited for."""
+    told = np.zeros(len(signals), np.bool_)
+    for phase, result in RESULTS.items():
+        rows = signals.observed(result)
+        told[rows] = signals.phase[rows] == phase
+    rows = np.arange(len(signals))
+    last = np.maximum.accumulate(np.where(signals.tick, 0, rows))
+    return told[last] & (rows - last <= REACH)
+
+
+def _last_progress(signals: Signals, phase: NDArray[np.int8]) -> NDArray[np.intp]:
     """For each row the last one at which a step ended or a phase or attempt began, at most `REACH` rows ago."""
     rows = np.arange(len(signals))
     real = np.flatnonzero(~signals.tick)
-    phase, attempt = signals.phase[real], signals.attempt[real]
-    entered = (np.diff(phase, prepend=-1) != 0) | (np.diff(attempt, prepend=-1) != 0)
+    entered = (np.diff(phase[real], prepend=-1) != 0) | (np.diff(signals.attempt[real], prepend=-1) != 0)
     progress = np.zeros(len(signals), np.bool_)
-    progress[real] = entered | (phase == Phase.TRAIN)
+    progress[real] = entered | (signals.phase[real] == Phase.TRAIN)
     return np.maximum(np.maximum.accumulate(np.where(progress, rows, 0)), rows - REACH)
 
 
-def _budget(signals: Signals, settings: ProgressSettings) -> Floats:
+def _budget(signals: Signals, phase: NDArray[np.int8], announced: Flags, settings: ProgressSettings) -> Floats:
     longest = rolling_median(rolling_max(step_seconds(signals), BLOCK), BLOCKS, 1)
-    patience = np.where(_announced(signals), 1.0, settings.unannounced_factor)
+    patience = np.where(announced, 1.0, settings.unannounced_factor)
     train = patience * np.maximum(settings.slow_factor * longest, settings.train_seconds)
     by_phase = np.full(len(Phase), np.inf)
     by_phase[Phase.INIT], by_phase[Phase.COMPILE] = settings.init_seconds, settings.compile_seconds
     by_phase[Phase.RESTORE], by_phase[Phase.EVAL] = settings.restore_seconds, settings.eval_seconds
     by_phase[Phase.CHECKPOINT] = settings.checkpoint_seconds
     train = np.where(np.isnan(longest), settings.unknown_seconds, train)
-    return np.where(signals.phase == Phase.TRAIN, train, by_phase[signals.phase])
+    return np.where(phase == Phase.TRAIN, train, by_phase[phase])
 
 
 def _announced(signals: Signals) -> Flags:
@@ -160,7 +176,7 @@ CHECK = Check(
     evaluate=evaluate,
     settings=ProgressSettings,
     required=(),
-    optional=(DROPPED, OWN),
+    optional=(DROPPED, OWN, *RESULTS.values()),
     lookback=lambda _: REACH,
     messages=(
         "No step has ended for {value:.0f} s; the budget is {limit:.0f} s.",

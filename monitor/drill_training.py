@@ -33,6 +33,8 @@ PACE_SECONDS = 0.04
 """What each step of a drill waits: two trainings on two cores would jitter more than a straggler."""
 PACED_STEPS = 520
 """So many of the warm-up's steps wait too: more than `throughput` looks back to."""
+CLEAR_STEPS = 3
+"""So far from a checkpoint a fault begins."""
 START_SECONDS = 300.0
 """How long the trainer may take to its first step: it imports and compiles."""
 PATIENCE_SECONDS = 90.0
@@ -133,7 +135,7 @@ def train_drill(drill: Drill, trained: Trained, folder: Path, receiver: Receiver
     Raises:
         TrainingError: a process did not start.
     """
-    onset = trained.step + drill.offset + 1
+    onset = _onset(trained.step + drill.offset + 1)
     _copied(trained, folder, receiver.url(drill.name))
     faults = [argument for fault in _faults(drill, trained.step, onset) for argument in ("--fault", fault)]
     with (
@@ -142,6 +144,15 @@ def train_drill(drill: Drill, trained: Trained, folder: Path, receiver: Receiver
     ):
         watched = _Watched(drill, trained.attempt, onset, folder, receiver)
         return _until_settled(watched, daemon, trainer, _train(folder, *faults), say)
+
+
+def _onset(step: int) -> int:
+    """That step, or one soon after it that no checkpoint precedes.
+
+    A kill can take the record of a checkpoint's end with it, and a checkpoint may take half an hour.
+    """
+    every = card()["plan"]["checkpoint"]["every_steps"]
+    return step + CLEAR_STEPS if step % every < CLEAR_STEPS else step
 
 
 def _faults(drill: Drill, begin: int, onset: int) -> list[str]:

@@ -52,6 +52,20 @@ TABLE = [
     Scenario("an evaluation within its budget", in_phase(Phase.EVAL, 1500.0)),
     Scenario("an evaluation hangs", in_phase(Phase.EVAL, 2000.0), [(CRITICAL, 381, 399)]),
     Scenario("a checkpoint hangs", in_phase(Phase.CHECKPOINT, 2000.0), [(CRITICAL, 381, 399)]),
+    Scenario(
+        "the job dies in the first step after a checkpoint",
+        hung(RUN.insert(200, Phase.CHECKPOINT).insert(201, Phase.CHECKPOINT, checkpoint__step=5199.0), 202, 600.0),
+        [(WARN, 208, 231), (CRITICAL, 232, 260)],
+    ),
+    Scenario(
+        "the job dies in the first step after an evaluation",
+        hung(RUN.insert(200, Phase.EVAL).insert(201, Phase.EVAL, eval__loss=2.5), 202, 600.0),
+        [(WARN, 208, 231), (CRITICAL, 232, 260)],
+    ),
+    Scenario(
+        "a source that announces no phases evaluates on after its first result",
+        hung(FOREIGN.insert(200, Phase.EVAL, eval__loss=2.5), 201, 1500.0),
+    ),
     Scenario("a compilation within its budget", in_phase(Phase.COMPILE, 2600.0)),
     Scenario("a compilation hangs", in_phase(Phase.COMPILE, 2800.0), [(CRITICAL, 471, 479)]),
     Scenario("a restore hangs", in_phase(Phase.RESTORE, 2800.0), [(CRITICAL, 471, 479)]),
