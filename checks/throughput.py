@@ -34,6 +34,8 @@ tail or all steps? Mitigation: restart without the slow node; the armed plan `fi
 decay to what the remaining time can pay for.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -63,6 +65,12 @@ BEST = 448
 FAR_STEPS = 32
 STRETCHES, STRETCH = 4, 96
 SLOW_WINDOW, SLOW = 128, 1.5
+UNITS = ((",.0f", "tokens/s"), (".1%", "MFU"), (",.0f", "tokens/s by step time"), (".3g", "steps/s by step time"))
+"""How a speed is written: the number's format and its unit."""
+SENTENCES = 3
+"""Messages of each unit."""
+TAIL = SENTENCES * len(UNITS)
+"""The message of the step-time tail, after those."""
 
 
 class ThroughputSettings(Settings):
@@ -89,8 +97,8 @@ class ThroughputSettings(Settings):
 def evaluate(signals: Signals, settings: ThroughputSettings) -> Verdicts:
     """The worst of the three speeds and of the step-time tail; UNKNOWN through the warm-up (T records)."""
     warm = _warm(signals, settings)
-    rate = _speed(signals, warm, TOKENS, settings.tokens_per_second_floor, settings)
-    mfu = _speed(signals, warm, MFU, settings.mfu_floor, settings)
+    rate = _told(0, _speed(signals, warm, TOKENS, settings.tokens_per_second_floor, settings))
+    mfu = _told(1, _speed(signals, warm, MFU, settings.mfu_floor, settings))
     return Verdicts.worst_held([rate, mfu, *_step_time(signals, warm, settings)], len(signals))
 
 
@@ -114,7 +122,17 @@ def _step_time(signals: Signals, warm: Flags, settings: ThroughputSettings) -> l
     speed = _work(signals, rows) / np.where(seconds > 1e-9, seconds, np.nan)
     speed = np.where(warm[rows], speed, np.nan)
     median = _median(speed, settings)
-    return [_against_limits(signals, rows, speed, median, None, settings), _tail(rows, speed, median, settings)]
+    unit = np.where(np.isfinite(signals.tokens[rows]), 2, 3)
+    return [
+        _told(unit, _against_limits(signals, rows, speed, median, None, settings)),
+        _tail(rows, speed, median, settings),
+    ]
+
+
+def _told(unit: int | NDArray[np.int64], judged: Judged) -> Judged:
+    """With the messages of that unit in `UNITS`, of each observation or of all."""
+    verdicts, rows = judged
+    return replace(verdicts, reason=(verdicts.reason + unit * SENTENCES).astype(np.int8)), rows
 
 
 def _median(speed: Floats, settings: ThroughputSettings) -> Floats:
@@ -175,7 +193,16 @@ def _tail(rows: Rows, speed: Floats, typical: Floats, settings: ThroughputSettin
     slow = share > settings.slow_share
     level = graded(np.zeros(len(rows), np.bool_), slow, ~np.isnan(typical))
     size = len(rows)
-    return Verdicts(level, share, np.full(size, settings.slow_share), np.full(size, 3, np.int8)), rows
+    return Verdicts(level, share, np.full(size, settings.slow_share), np.full(size, TAIL, np.int8)), rows
+
+
+def _messages() -> Iterator[str]:
+    for form, unit in UNITS:
+        value, limit = f"{{value:{form}}} {unit}", f"{{limit:{form}}}"
+        yield f"The speed is {value}; the declared floor is {limit}."
+        yield f"The speed is {value}; the run's own best of late allows {limit}."
+        yield f"The speed has been falling for 384 records, to {value}; it was {limit} a quarter of them ago."
+    yield "{value:.0%} of the last 128 steps took half as long again as the median around them; the limit is {limit:.0%}."
 
 
 CHECK = Check(
@@ -187,10 +214,5 @@ CHECK = Check(
     lookback=lambda settings: (
         max(BEST, (STRETCHES + 1) * STRETCH) + settings.window_records + settings.warm_up_steps + 2
     ),
-    messages=(
-        "The speed is {value:.4g}; the declared floor is {limit:.4g}.",
-        "The speed is {value:.4g}; the run's own best of late allows {limit:.4g}.",
-        "The speed has been falling for 384 records, to {value:.4g}; it was {limit:.4g} a quarter of them ago.",
-        "{value:.0%} of the last 128 steps took half as long again as the median around them; the limit is {limit:.0%}.",
-    ),
+    messages=tuple(_messages()),
 )

@@ -159,7 +159,6 @@ def payload(incident: Incident, check: Check, verdicts: Verdicts | None, around:
         "what": incident.what,
         "value": _finite(incident.value),
         "limit": _finite(incident.limit),
-        "unit": unit_of(check),
         "since_step": incident.since.step,
         "since_tokens": _finite(incident.since.tokens),
         "since_time": _seconds(incident.since, incident.opened),
@@ -178,12 +177,6 @@ def payload(incident: Incident, check: Check, verdicts: Verdicts | None, around:
 def words_of(body: IncidentPayload) -> str:
     """What people read that may change while state and severity stay: two equal ones need no second message."""
     return "\n".join((body["what"], body["certainty"], body["plan"]))
-
-
-def unit_of(check: Check) -> str:
-    """The unit of the signal that a check looks at first."""
-    signal = VOCABULARY.get(check.required[0]) if check.required else None
-    return signal.unit if signal else ""
 
 
 def agreeing(check: str, alerts: Mapping[str, Alert]) -> list[str]:

@@ -55,7 +55,6 @@ class IncidentPayload(TypedDict):
     what: str  # sentence with value and limit and their units
     value: float | None
     limit: float | None
-    unit: str
     since_step: int
     since_tokens: float | None
     since_time: float

@@ -29,7 +29,6 @@ def incident(change: str = "fired", **changed: Any) -> dict[str, Any]:
         "what": "The loss is 0.9 nats above its trend (limit 0.3 nats).",
         "value": 0.9,
         "limit": 0.3,
-        "unit": "nats",
         "since_step": 412,
         "since_tokens": 1_687_552.0,
         "since_time": NOW - 30,
