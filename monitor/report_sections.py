@@ -245,7 +245,9 @@ def _execution(dossier: Dossier, one: Execution) -> list[Block]:
         rows = [
             (name, f"{p.loss:.4f}", f"{p.low:.4f} to {p.high:.4f}") for name, p in (("in force", old), ("new", new))
         ]
-        blocks.append(Table(("Plan", "Predicted final loss (nats)", "95 % interval"), rows, frozenset({1, 2})))
+        blocks.append(
+            Table(("Plan", "Predicted final loss of a healthy run (nats)", "95 % interval"), rows, frozenset({1, 2}))
+        )
     blocks.append(Items(_history(dossier, one, decision)))
     if one.receipt is not None:
         blocks += _receipt(one.receipt)

@@ -163,7 +163,7 @@ function planCard(plan) {
     plan.reason && plan.reason !== plan.evidence ? el("p", {}, [plan.by, plan.reason].filter(Boolean).join(": ")) : null,
   ];
   const then = [
-    forecast ? el("p", {}, `Predicted final loss: ${loss(forecast.old)} as planned, ${loss(forecast.new)} with this plan.`) : null,
+    forecast ? el("p", {}, `Predicted final loss of a healthy run: ${loss(forecast.old)} as planned, ${loss(forecast.new)} with this plan.`) : null,
     proposed && plan.expires ? el("p", {}, "Expires at ", clock(plan.expires), " if nobody decides.") : null,
     buttons.length ? el("div", { class: "buttons" }, ...buttons) : null,
     proposed ? el("p", { class: "muted" }, "Or in a terminal: ", el("code", {}, command)) : null,

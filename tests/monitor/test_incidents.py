@@ -11,6 +11,7 @@ from runwatch.checks import Check, Column, Level, Phase, Signals, Verdicts, all_
 from runwatch.monitor.incidents import (
     Incident,
     Surroundings,
+    after,
     alert_text,
     certainty,
     payload,
@@ -18,7 +19,7 @@ from runwatch.monitor.incidents import (
     series,
     to_tell,
 )
-from runwatch.rules import Alert, AlertState, Moment, NodeState, NodeVerdict
+from runwatch.rules import Alert, AlertState, Moment, NodeState, NodeVerdict, Reason, Transition
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 NOW = 1.79e9 + 100
@@ -175,6 +176,14 @@ def test_a_firing_incident_follows_its_alert_and_a_calm_one_keeps_its_last_bad_r
     bad = alerts(loss_spike=Level.CRITICAL)["loss_spike"].model_copy(update={"value": 0.7, "limit": 0.2})
     assert refreshed(SPIKE, bad).value == 0.7
     assert refreshed(SPIKE, bad.model_copy(update={"level": Level.OK, "value": 0.0})) == SPIKE
+
+
+def test_a_resolved_incident_keeps_sentence_value_and_limit_of_one_record() -> None:
+    calm = alerts()["loss_spike"].model_copy(
+        update={"lives": 1, "since": AT, "at": AT, "message": "The newest bad record's.", "value": 0.01, "limit": 9.0}
+    )
+    over = after({SPIKE.id: SPIKE}, [Transition(Reason.RESOLVED, 0, calm)], NOW)[SPIKE.id]
+    assert (over.state, over.what, over.value, over.limit) == ("resolved", SPIKE.what, SPIKE.value, SPIKE.limit)
 
 
 def with_name(name: str) -> Check:
