@@ -350,7 +350,11 @@ def _amendments(dossier: Dossier) -> list[Block]:
         blocks.append(Table(("From step", "Signals", "Reason", "Declared in"), rows, frozenset({0})))
     else:
         blocks.append(Text("No planned change was declared."))
-    events = [row for row in dossier.remembered.audit if row.kind not in {"plan", "decision", "incident", "condition"}]
+    events = [
+        row
+        for row in dossier.remembered.audit
+        if row.kind not in {"daemon", "plan", "decision", "incident", "condition"}
+    ]
     if events:
         blocks.append(Items([f"{when(row.time)}: {row.sentence}" for row in events]))
     blocks += _card_changes([json.loads(row.payload) for row in events if row.kind == "card"])
