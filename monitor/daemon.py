@@ -41,11 +41,6 @@ STALLED_TICKS = 5
 """Ticks overdue before the liveness thread asks for one."""
 
 
-def holder() -> str:
-    """This process, as the lease names it."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 class Daemon:
     """The jobs of one watched run. `clock` gives Unix seconds, `monotonic` seconds that only grow."""
 

@@ -11,7 +11,7 @@ _ALL = (
     Drill("clean", "No fault: nothing may fire.", quiet=250),
     Drill(
         "nan_batch",
-        "A batch whose loss is NaN poisons the parameters.",
+        "A batch whose loss is NaN.",
         ("nan_batch@{step}",),
         ("finite",),
         node="instability",

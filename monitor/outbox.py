@@ -1,7 +1,7 @@
 """What is to be told, kept until it is: claim, send, retry with backoff and deadline, record.
 
-A message is written in the transaction of the tick that made it. It goes out at least once: a daemon killed between
-sending and recording sends it again under the same key, and receivers tell the two apart by it.
+A message is written in the transaction of the tick that made it. It goes out at least once: where a daemon was killed
+between sending and recording, the next one sends it again under the same key, and receivers tell the two apart by it.
 """
 
 import json
@@ -47,6 +47,7 @@ class Outbox:
         self.store = store
         self.notifiers = notifiers
         self._clock = clock
+        self._sending: set[int] = set()
 
     def put(self, tx: Transaction, message: Message) -> None:
         """Keep `message` for every notifier that wants its kind; one that is there already stays as it is."""
@@ -67,6 +68,12 @@ class Outbox:
             over = sql.true() if message.kind == "deadman" else OUTBOX.c.state == "sent"
             outdated = sql.or_(outdated, sql.and_(over, OUTBOX.c.kind == message.kind))
         tx.connection.execute(sql.delete(OUTBOX).where(ours, outdated))
+
+    def take_over(self, tx: Transaction) -> None:
+        """What the daemon before this one had begun to send is due at once: it may have died on the way."""
+        begun = (OUTBOX.c.run == tx.run, OUTBOX.c.state == "pending", OUTBOX.c.attempts > 0, OUTBOX.c.error.is_(None))
+        own = OUTBOX.c.id.in_(self._sending)
+        tx.connection.execute(sql.update(OUTBOX).where(*begun, sql.not_(own)).values(due=self._clock()))
 
     def deliver(self, name: str) -> int:
         """Send everything that is due for one notifier; how many messages went out."""
@@ -89,6 +96,7 @@ class Outbox:
                 claim = sql.update(OUTBOX).where(OUTBOX.c.id == row.id, OUTBOX.c.attempts == row.attempts)
                 claim = claim.values(due=now + CLAIM_SECONDS, attempts=row.attempts + 1)
                 if tx.connection.execute(claim).rowcount:
+                    self._sending.add(row.id)
                     return row, self._remembered(tx, name, row.subject)
         return None
 
@@ -120,6 +128,7 @@ class Outbox:
         self._record(row, update, remembered)
 
     def _record(self, row: Any, update: Mapping[str, Any], remembered: dict[str, Any] | None) -> None:
+        self._sending.discard(row.id)
         with self.store.transaction() as tx:
             tx.connection.execute(sql.update(OUTBOX).where(OUTBOX.c.id == row.id).values(**update))
             if remembered is not None:

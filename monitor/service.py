@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from runwatch.monitor.config import ConfigError, DaemonConfig, load_config
-from runwatch.monitor.daemon import Daemon, holder
+from runwatch.monitor.daemon import Daemon
+from runwatch.monitor.holder import this_process
 from runwatch.monitor.lazy import UNAVAILABLE, USAGE, Failure, run_dir_argument
 from runwatch.monitor.notify import Notifier, connect
 from runwatch.monitor.outbox import Outbox
@@ -79,7 +80,7 @@ def watch(
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
     config = settings(run_dir, config_file, listen, database)
     store = open_run(run_dir, config.database)
-    daemon = Daemon(Watch(run_dir, store, Outbox(store, notifiers(config)), config, holder()), config)
+    daemon = Daemon(Watch(run_dir, store, Outbox(store, notifiers(config)), config, this_process()), config)
     try:
         sys.exit(_once(daemon) if once else _until_told(daemon, config))
     finally:
@@ -107,7 +108,7 @@ def _until_told(daemon: Daemon, config: DaemonConfig) -> int:
             f"cannot listen on {config.listen}: {error.strerror}; try --listen 127.0.0.1:0", UNAVAILABLE
         ) from error
     with daemon.watch.store.transaction() as tx:
-        tx.audit("daemon", {"sentence": f"The daemon started ({daemon.watch.holder})."}, time.time())
+        tx.audit("daemon", {"sentence": f"The daemon started ({daemon.watch.holder.partition('/')[0]})."}, time.time())
     server.start()
     log.info("watching %s as %s; status page on port %d", daemon.watch.run_dir, daemon.watch.run, server.port)
     try:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from runwatch.monitor.audit import GENESIS, AuditRow, chained
 from runwatch.monitor.database import StoreError as StoreError  # noqa: PLC0414  who opens a store catches it
 from runwatch.monitor.database import known_run, open_engine, wait_for_turn
+from runwatch.monitor.holder import is_gone
 from runwatch.monitor.incidents import Incident
 from runwatch.monitor.schema import (
     ALERTS,
@@ -194,8 +195,14 @@ class Transaction:
         return float(self.connection.scalar(sql.select(sql.extract("epoch", sql.func.clock_timestamp()))) or now)
 
     def take_lease(self, holder: str, now: float, seconds: float) -> bool:
-        """Whether `holder` may act for this run until `now` + `seconds`; of several daemons one may."""
+        """Whether `holder` may act for this run until `now` + `seconds`; of several daemons one may.
+
+        A lease ends when it expires, and when its holder is known to be gone.
+        """
+        held = self.connection.scalar(sql.select(LEASE.c.holder).where(LEASE.c.run == self.run))
         free = sql.or_(LEASE.c.holder == holder, LEASE.c.expires < now)
+        if held is not None and is_gone(held):
+            free = sql.or_(free, LEASE.c.holder == held)
         update = sql.update(LEASE).where(LEASE.c.run == self.run, free).values(holder=holder, expires=now + seconds)
         if self.connection.execute(update).rowcount:
             return True

@@ -124,6 +124,8 @@ class Watch:
                 self.acting, self.standing_by = False, True
                 self.conditions.put("standby", "another daemon watches this run; this one takes over when it ends", now)
                 return "standing by"
+            if not self.acting:
+                self.outbox.take_over(tx)
             taken_over = self._take_over(tx, block, book, now)
             saved = tx.load()
             if taken_over or saved.cursor != self.reader.accepted:

@@ -18,7 +18,12 @@ from runwatch.monitor.store import open_store, sqlite_url
 from runwatch.monitor.watch import Watch
 
 HERE = Path(__file__).parent
-for _path in (HERE.parent / "monitor" / "scripted.py", HERE / "obedient.py"):
+for _path in (
+    HERE.parent / "monitor" / "scripted.py",
+    HERE.parent / "monitor" / "processes.py",
+    HERE.parent / "notify" / "http_collector.py",
+    HERE / "obedient.py",
+):
     if _path.stem not in sys.modules:
         _spec = importlib.util.spec_from_file_location(_path.stem, _path)
         assert _spec

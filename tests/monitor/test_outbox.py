@@ -151,7 +151,10 @@ def test_what_a_notifier_remembers_comes_back_per_subject_also_when_it_failed_ha
     assert medium.before == [{}, {"count": 41}, {}]
 
 
-def test_a_claim_that_was_never_recorded_is_sent_again(medium: Medium) -> None:
+@pytest.fixture
+def begun(medium: Medium) -> Medium:
+    """A daemon died while it sent `k`."""
+
     def die(*_: Any) -> Sent:
         raise KeyboardInterrupt
 
@@ -159,8 +162,38 @@ def test_a_claim_that_was_never_recorded_is_sent_again(medium: Medium) -> None:
     dying = Outbox(medium.store, {"medium": Notifier("medium", KINDS, die)}, clock=lambda: medium.now)
     with pytest.raises(KeyboardInterrupt):
         dying.deliver("medium")
-    assert medium.deliver(CLAIM_SECONDS - 1) == []
-    assert medium.deliver(2) == ["k"]
+    return medium
+
+
+def test_a_claim_that_was_never_recorded_is_sent_again(begun: Medium) -> None:
+    assert begun.deliver(CLAIM_SECONDS - 1) == []
+    assert begun.deliver(2) == ["k"]
+
+
+def test_the_next_daemon_sends_at_once_what_the_last_one_had_begun(begun: Medium) -> None:
+    assert begun.deliver(1) == []
+    with begun.store.transaction() as tx:
+        begun.outbox.take_over(tx)
+    assert begun.deliver() == ["k"]
+
+
+def test_a_take_over_leaves_alone_what_failed_and_what_this_daemon_sends_itself(medium: Medium) -> None:
+    medium.answers = [SendError("busy", retry_after=50)]
+    medium.put("failed", subject="a-0001")
+    medium.put("sending", subject="b-0001")
+    medium.deliver()
+    heard: list[str] = []
+
+    def send(message: Message, remembered: dict[str, Any]) -> Sent:
+        with medium.store.transaction() as tx:
+            outbox.take_over(tx)
+        heard.append(message.key)
+        return Sent(remembered)
+
+    medium.put("own", subject="c-0001")
+    outbox = Outbox(medium.store, {"medium": Notifier("medium", KINDS, send)}, clock=lambda: medium.now)
+    outbox.deliver("medium")
+    assert heard == ["own"]
 
 
 def test_a_medium_that_forgets_is_told_again_while_an_incident_fires_and_a_while_after(store: Store) -> None:
