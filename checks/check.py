@@ -164,6 +164,9 @@ class Check:
 
     With none of the `required` signals in a run every verdict is UNKNOWN; `optional` ones sharpen it. `messages` are
     sentences with `{value}` and `{limit}`; `Verdicts.reason` is the index of the one that holds.
+
+    `marks` are signals that only tell what a record is: they are read on the last `lookback` rows, however few carry
+    them, and a change of them moves nothing that the check judges.
     """
 
     name: str
@@ -173,6 +176,7 @@ class Check:
     optional: tuple[str, ...]
     lookback: Callable[[Any], int]
     messages: tuple[str, ...]
+    marks: tuple[str, ...] = ()
 
     @property
     def docs(self) -> str:
@@ -181,7 +185,7 @@ class Check:
 
     @property
     def signals(self) -> tuple[str, ...]:
-        """Every signal that it reads."""
+        """Every signal that it judges by."""
         return self.required + self.optional
 
     def message(self, verdicts: Verdicts, row: int) -> str:
@@ -217,7 +221,7 @@ def _judge_piece(
     count = len(context)
     adjoins = not count or int(context[0]) == start - count
     rows = slice(start - count, stop) if adjoins else np.concatenate([context, np.arange(start, stop)])
-    seen = signals.take(rows, check.signals)
+    seen = signals.take(rows, check.signals + check.marks)
     if check.required and not any(seen.has(name) for name in check.required):
         return Verdicts.unknown(stop - start)
     return check.evaluate(seen, settings).take(slice(count, None))

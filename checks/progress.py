@@ -176,7 +176,8 @@ CHECK = Check(
     evaluate=evaluate,
     settings=ProgressSettings,
     required=(),
-    optional=(DROPPED, OWN, *RESULTS.values()),
+    optional=(DROPPED,),
+    marks=(OWN, *RESULTS.values()),
     lookback=lambda _: REACH,
     messages=(
         "No step has ended for {value:.0f} s; the budget is {limit:.0f} s.",

@@ -160,11 +160,33 @@ TOUCHES: Mapping[str, tuple[str, ...]] = {
 """The signals that each action moves; checks that read them judge anew from there on."""
 
 
+DECAY_TOUCHES = ("data/mixture", "train/loss", "eval/loss")
+"""The signals that move at the start of the decay where it has a mixture of its own."""
+
+
 def changes(card: Card, directives: Sequence[Applied] = (), declared: Sequence[Declaration] = ()) -> tuple[Change, ...]:
-    """Planned changes by step: those of the card, of `runwatch declare`, and of applied directives."""
+    """Planned changes by step: the decay's mixture, those of the card and of `runwatch declare`, and applied directives."""
     found = [Change(one.step, one.signals, one.reason) for one in (*card.declarations, *declared)]
+    decay = _decay_step(card, directives)
+    if decay is not None:
+        found.append(Change(decay, DECAY_TOUCHES, "the mixture of the decay"))
     for one in directives:
         signals = sorted({signal for action in one.names for signal in TOUCHES.get(action, ())})
         if signals:
             found.append(Change(one.from_step, tuple(signals), f"directive {one.receipt.id}"))
     return tuple(sorted(found, key=lambda change: change.step))
+
+
+def _decay_step(card: Card, directives: Sequence[Applied]) -> int | None:
+    """The first step on the decay's mixture; None where it has none, or a directive has set the mixture before."""
+    planned, size = card.planned(), card.plan.tokens_per_step
+    if planned.decay_mixture == planned.stable_mixture:
+        return None
+    begin, start_tokens = 0, planned.plan_state().decay_start_tokens
+    for one in directives:
+        if max(begin, start_tokens // size + 1) < one.from_step:
+            break
+        if "set_data_mixture" in one.names:
+            return None
+        begin, start_tokens = one.from_step, one.receipt.after.decay_start_tokens
+    return max(begin, start_tokens // size + 1)

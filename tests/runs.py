@@ -375,13 +375,6 @@ def card(name: str, checkpoint_every: int, eval_every: int) -> dict[str, Any]:
                 "high": (loss * 1.02).tolist(),
             },
         },
-        "declarations": [
-            {
-                "step": DECAY_START + 1,
-                "signals": ["data/mixture", "train/loss", "eval/loss"],
-                "reason": "mixture of the decay phase",
-            }
-        ],
     }
 
 

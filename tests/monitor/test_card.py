@@ -176,7 +176,7 @@ def test_a_rewind_carries_the_plan_back_to_its_checkpoint(card: Card) -> None:
 def test_planned_changes_are_those_of_the_card_of_declarations_and_of_directives(card: Card) -> None:
     declared = [Declaration(step=100, signals=("throughput",), reason="another transport")]
     found = changes(card, [directive(card, 400, *SHORTEN)], declared)
-    assert [change.step for change in found] == [100, 401, 2000]
+    assert [change.step for change in found] == [100, 401, 2000]  # the last: a declaration of the card
     assert found[1].signals == (
         "data/mixture",
         "optim/learning_rate",
@@ -186,6 +186,33 @@ def test_planned_changes_are_those_of_the_card_of_declarations_and_of_directives
     )
     assert found[0].touches(["throughput/mfu"])
     assert not found[0].touches(["train/loss"])
+
+
+LATER = (SetLrDecay(start_tokens=2_560_000, final_fraction=0.05),)
+BACK = (Rewind(checkpoint_step=2_300, skip_steps=160),)
+DECAYS: dict[str, tuple[list[tuple[int, tuple[Action, ...]]], int | None]] = {
+    "as planned": ([], 2_401),
+    "an earlier decay": ([(400, SHORTEN[:2])], 1_201),
+    "an earlier decay that should have begun by now": ([(1_500, SHORTEN[:2])], 1_501),
+    "a later decay": ([(400, LATER)], 2_501),
+    "a later decay when it had begun": ([(2_450, LATER)], 2_401),
+    "a mixture that was set before": ([(400, SHORTEN)], None),
+    "a mixture that was set after it": ([(2_450, SHORTEN)], 2_401),
+    "a rewind to before it": ([(2_450, BACK)], 2_401),
+}
+
+
+@pytest.mark.parametrize("case", DECAYS)
+def test_checks_judge_anew_where_the_decay_brings_its_own_mixture(case: str, card: Card) -> None:
+    done, step = DECAYS[case]
+    found = changes(card, [directive(card, at, *actions, time=float(at)) for at, actions in done])
+    assert [change.step for change in found if "decay" in change.reason] == ([] if step is None else [step])
+
+
+def test_a_decay_on_the_same_mixture_changes_nothing(card: Card) -> None:
+    mixture = card.plan.mixture.model_copy(update={"decay": card.plan.mixture.stable})
+    plan = card.plan.model_copy(update={"mixture": mixture})
+    assert not [one for one in changes(card.model_copy(update={"plan": plan})) if "decay" in one.reason]
 
 
 def test_only_applied_executions_are_directives() -> None:
