@@ -19,7 +19,7 @@ setup: .venv/ready
 
 # The whole gate: style, types, arrows, tests here and against the built wheel on the newest Python.
 test: setup services lint
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 	$(MAKE) wheel-test
 
 # Without the tests that train or start servers.

@@ -27,6 +27,7 @@ COLOURS = {
 BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDTH, HEIGHT = 72, 14
 """Of the loss plot, in characters."""
+HALF_DAY = 43_200.0
 
 
 def render(status: Status) -> RenderableType:
@@ -51,8 +52,14 @@ def _facts(status: Status) -> Text:
     if run["tokens_per_second"]:
         line.append(f"  {run['tokens_per_second']:,.0f} tokens/s")
     if run["eta"]:
-        line.append(f"  ends {time.strftime('%H:%M', time.localtime(run['eta']))}")
+        line.append(f"  ends {clock(run['eta'], time.time())}")
     return line.append(f"  attempt {run['attempt']}, {run['phase']}\n{status['sentence']}")
+
+
+def clock(seconds: float, now: float) -> str:
+    """A local time (both in Unix seconds), with its day when it is half a day or more away, as the status page has it."""
+    form = "%H:%M" if abs(seconds - now) < HALF_DAY else "%Y-%m-%d %H:%M"
+    return time.strftime(form, time.localtime(seconds))
 
 
 def loss_plot(loss: LossSeries, run: RunFacts) -> RenderableType:

@@ -143,7 +143,7 @@ def assert_gone(loop: Loop, receiver: Collector, name: str, states: list[Executi
 def test_a_plan_is_turned_down_then_rejected_then_not_acknowledged_then_carried_out(
     tmp_path: Path, tiny: dict[str, Any], jax_cache: str
 ) -> None:
-    faults = [PACE.format(step=1, seconds=0.05), *(NAN.format(step=step) for step in range(45, 2000, 60))]
+    faults = [PACE.format(step=1, seconds=0.1), *(NAN.format(step=step) for step in range(45, 2000, 45))]
     with (
         Collector() as receiver,
         looped(tmp_path / "run", tiny, jax_cache, receiver.url, *faults, ack_seconds=15) as loop,

@@ -23,6 +23,8 @@ from runwatch.monitor.outbox import Outbox
 from runwatch.monitor.store import open_store, sqlite_url
 from runwatch.monitor.watch import Watch
 
+pytestmark = pytest.mark.slow
+
 TICKS, STEPS = 14, 20
 NAME = "early_divergence-0001"
 POINTS = ("before the store", "before the commit", "after the commit", "after the directive", "after the mirror")
