@@ -79,12 +79,17 @@ def _curves(card: Card, directives: Sequence[Applied], declared: Sequence[Declar
     ends = [
         one.from_step
         if one.names & {"set_data_mixture", "set_context_length"}
-        else one.receipt.after.decay_start_tokens // card.plan.tokens_per_step + 1
+        else _step_after(card, one.receipt.after.decay_start_tokens)
         for one in directives
         if one.names & {"set_data_mixture", "set_context_length", "set_lr_decay"}
     ]
     ends += [one.step for one in declared if _touches(one, "train/loss") or _touches(one, "data/mixture")]
     return (registered, Curve(from_step=min(ends))) if ends else (registered,)
+
+
+def _step_after(card: Card, tokens: int) -> int:
+    """The first step that begins at or past so many tokens."""
+    return tokens // card.plan.tokens_per_step + 1
 
 
 def _touches(one: Declaration, signal: str) -> bool:
@@ -179,14 +184,14 @@ def changes(card: Card, directives: Sequence[Applied] = (), declared: Sequence[D
 
 def _decay_step(card: Card, directives: Sequence[Applied]) -> int | None:
     """The first step on the decay's mixture; None where it has none, or a directive has set the mixture before."""
-    planned, size = card.planned(), card.plan.tokens_per_step
+    planned = card.planned()
     if planned.decay_mixture == planned.stable_mixture:
         return None
-    begin, start_tokens = 0, planned.plan_state().decay_start_tokens
+    step = _step_after(card, planned.plan_state().decay_start_tokens)
     for one in directives:
-        if max(begin, start_tokens // size + 1) < one.from_step:
+        if step < one.from_step:
             break
         if "set_data_mixture" in one.names:
             return None
-        begin, start_tokens = one.from_step, one.receipt.after.decay_start_tokens
-    return max(begin, start_tokens // size + 1)
+        step = max(one.from_step, _step_after(card, one.receipt.after.decay_start_tokens))
+    return step

@@ -25,15 +25,7 @@ that stays open for a day is edited a hundred times and not a thousand."""
 OPENS = (Reason.FIRED, Reason.ESCALATED, Reason.EASED, Reason.RESOLVED)
 
 
-class Shown(Record):
-    """What a bad record is told with: the check's sentence, the value judged and its limit."""
-
-    what: str
-    value: float
-    limit: float
-
-
-class Incident(Shown):
+class Incident(Record):
     """One life of an alert.
 
     Times in Unix seconds; `told` is the state and severity that people know of, `words` what they read of it at `told_at`.
@@ -44,6 +36,9 @@ class Incident(Shown):
     state: Literal["firing", "resolved"]
     severity: Severity
     change: str
+    what: str
+    value: float
+    limit: float
     since: Moment
     last: Moment
     opened: float
@@ -93,16 +88,17 @@ def _changed(incident: Incident | None, key: str, transition: Transition, now: f
         raise ValueError(f"the alert {alert.check} changed without a record")
     resolved = transition.reason is Reason.RESOLVED
     # Sentence, value and limit are of one record: once over, of the last bad one that was told of.
-    shown = incident if resolved and incident else Shown(what=alert.message, value=alert.value, limit=alert.limit)
+    shown = (incident.what, incident.value, incident.limit) if resolved and incident else None
+    what, value, limit = shown or (alert.message, alert.value, alert.limit)
     return Incident(
         id=key,
         check=alert.check,
         state="resolved" if resolved else "firing",
         severity=severity_of(alert.worst),
         change=transition.reason.value,
-        what=shown.what,
-        value=shown.value,
-        limit=shown.limit,
+        what=what,
+        value=value,
+        limit=limit,
         since=incident.since if incident else since,
         last=alert.last_bad or at,
         opened=incident.opened if incident else _seconds(alert.fired or at, now),

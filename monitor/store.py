@@ -199,13 +199,12 @@ class Transaction:
 
         A lease ends when it expires, and when its holder is known to be gone.
         """
-        held = self.connection.scalar(sql.select(LEASE.c.holder).where(LEASE.c.run == self.run))
-        free = sql.or_(LEASE.c.holder == holder, LEASE.c.expires < now)
-        if held is not None and is_gone(held):
-            free = sql.or_(free, LEASE.c.holder == held)
-        update = sql.update(LEASE).where(LEASE.c.run == self.run, free).values(holder=holder, expires=now + seconds)
-        if self.connection.execute(update).rowcount:
+        ours = sql.or_(LEASE.c.holder == holder, LEASE.c.expires < now)
+        if self._put_lease(ours, holder, now + seconds):
             return True
+        held = self.connection.scalar(sql.select(LEASE.c.holder).where(LEASE.c.run == self.run))
+        if held is not None:
+            return is_gone(held) and self._put_lease(LEASE.c.holder == held, holder, now + seconds)
         try:
             with self.connection.begin_nested():
                 row = {"run": self.run, "holder": holder, "expires": now + seconds}
@@ -213,6 +212,10 @@ class Transaction:
         except IntegrityError:
             return False
         return True
+
+    def _put_lease(self, where: sql.ColumnElement[bool], holder: str, expires: float) -> bool:
+        update = sql.update(LEASE).where(LEASE.c.run == self.run, where).values(holder=holder, expires=expires)
+        return bool(self.connection.execute(update).rowcount)
 
     def release_lease(self, holder: str) -> None:
         """Let another daemon act."""

@@ -86,13 +86,11 @@ def page(folder: Path, number: int, url: str, collector: "collectors.Collector")
         began = time.monotonic()
         with (run_dir / "telemetry" / "a0001.jsonl").open("a") as file:
             file.write(line + "\n")
-        processes.wait_for(
+        pages = processes.wait_for(
             "the page",
             lambda: [one for one in collector.requests[told:] if one.path == "/page" and b"RunFinite" in one.body],
         )
-    return (
-        min(one.time for one in collector.requests[told:] if one.path == "/page" and b"RunFinite" in one.body) - began
-    )
+    return min(one.time for one in pages) - began
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ for _path in (
     HERE.parent / "monitor" / "processes.py",
     HERE.parent / "notify" / "http_collector.py",
     HERE / "obedient.py",
+    HERE / "trainer_process.py",
 ):
     if _path.stem not in sys.modules:
         _spec = importlib.util.spec_from_file_location(_path.stem, _path)

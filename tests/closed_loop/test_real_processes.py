@@ -1,14 +1,13 @@
 """Every way of a plan with the real trainer and the real daemon as processes; the daemon dies at each state that it reaches."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ import pytest
 import yaml
 from http_collector import Collector
 from processes import PATIENCE, DaemonProcess, wait_for
+from trainer_process import training
 
-from runwatch.monitor.store import open_store, sqlite_url
+from runwatch.monitor.store import Transaction, open_store, sqlite_url
 from runwatch.rules import Execution, ExecutionState
 
 pytestmark = pytest.mark.slow
@@ -34,14 +34,15 @@ class Loop:
     def __init__(self, run_dir: Path, trainer: subprocess.Popen[bytes], daemon: DaemonProcess) -> None:
         self.run_dir, self.trainer, self.daemon = run_dir, trainer, daemon
 
+    @contextmanager
+    def _store(self) -> Generator[Transaction]:
+        with closing(open_store(sqlite_url(self.run_dir), "test")) as store, store.transaction() as tx:
+            yield tx
+
     def execution(self, name: str) -> Execution | None:
         """It as the daemon's store has it."""
-        store = open_store(sqlite_url(self.run_dir), "test")
-        try:
-            with store.transaction() as tx:
-                return next((one for one in tx.executions() if one.id == name), None)
-        finally:
-            store.close()
+        with self._store() as tx:
+            return next((one for one in tx.executions() if one.id == name), None)
 
     def follow(self, name: str, at: Mapping[ExecutionState, Callable[[], object]]) -> Execution:
         """Kill the daemon at each state in which the execution `name` is seen, do what `at` says of it, and start it again."""
@@ -83,12 +84,8 @@ class Loop:
 
     def went(self, name: str) -> list[str]:
         """The states of an execution in the audit log, in order."""
-        store = open_store(sqlite_url(self.run_dir), "test")
-        try:
-            with store.transaction() as tx:
-                rows = [row.sentence for row in tx.audit_rows() if row.kind == "plan" and row.sentence.startswith(name)]
-        finally:
-            store.close()
+        with self._store() as tx:
+            rows = [row.sentence for row in tx.audit_rows() if row.kind == "plan" and row.sentence.startswith(name)]
         states = [row.partition(" is ")[2].partition(":")[0].rstrip(".") for row in rows]
         return [state for state in states if state]
 
@@ -107,18 +104,12 @@ def looped(
     nodes = {name: {"mode": "observe"} for name in names} | {"instability": {"cooldown_records": 20, **rules}}
     plan = card["plan"] | {"token_budget": 128 * 20_000, "checkpoint": {"every_steps": 10, "keep": 50}}
     (run_dir / "run.yaml").write_text(yaml.safe_dump(card | {"plan": plan, "nodes": nodes}))
-    command = [sys.executable, "-P", "-m", "runwatch.trainer.train", str(run_dir), "--wandb", "off"]
-    command += [word for fault in faults for word in ("--fault", fault)]
-    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PLATFORMS": "cpu"}
     webhook = {"kind": "webhook", "url": receiver}
-    with (run_dir.parent / "trainer.log").open("wb") as log:
-        trainer = subprocess.Popen(command, stdout=log, stderr=log, env=env)
-    try:
-        with DaemonProcess(run_dir, tick_seconds=0.25, notify=[webhook]) as daemon:
-            yield Loop(run_dir, trainer, daemon)
-    finally:
-        trainer.kill()
-        trainer.wait()
+    with (
+        training(run_dir, cache, *faults) as trainer,
+        DaemonProcess(run_dir, tick_seconds=0.25, notify=[webhook]) as daemon,
+    ):
+        yield Loop(run_dir, trainer, daemon)
 
 
 def told(receiver: Collector, name: str) -> list[tuple[str, str]]:

@@ -1,18 +1,16 @@
 """Each node against the real trainer: a real fault, the plan that was written for it, and its effect in the telemetry."""
 
 import json
-import os
 import subprocess
-import sys
 import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from trainer_process import training
 
 from runwatch.monitor.config import DaemonConfig
 from runwatch.monitor.outbox import Outbox
@@ -25,20 +23,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PATIENCE = 240.0
 SETTLED = {"token_drop": {"settle_steps": 40}, "expert_balance": {"settle_steps": 40}}
-
-
-@contextmanager
-def training(run_dir: Path, fault: str, cache: str) -> Generator[subprocess.Popen[bytes]]:
-    """The trainer as a process of its own, ended with the block."""
-    command = [sys.executable, "-P", "-m", "runwatch.trainer.train", str(run_dir), "--wandb", "off", "--fault", fault]
-    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PLATFORMS": "cpu"}
-    with (run_dir / "trainer.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture
@@ -91,7 +75,7 @@ def after_receipt(execution: Execution, run_dir: Path) -> list[dict[str, Any]]:
 
 def test_bad_data_inside_the_window_shortens_the_budget(watch: Watch, jax_cache: str) -> None:
     card = write_card(watch.run_dir, "early_divergence", budget_fraction=0.4)
-    with training(watch.run_dir, "label_shuffle@190:source=code", jax_cache) as trainer:
+    with training(watch.run_dir, jax_cache, "label_shuffle@190:source=code") as trainer:
         execution = carried_out(watch, "early_divergence", trainer)
     seen = after_receipt(execution, watch.run_dir)
     budget = card["plan"]["token_budget"]
@@ -105,7 +89,7 @@ def test_bad_data_inside_the_window_shortens_the_budget(watch: Watch, jax_cache:
 
 def test_a_batch_of_nan_is_rewound_and_skipped(watch: Watch, jax_cache: str) -> None:
     write_card(watch.run_dir, "instability")
-    with training(watch.run_dir, "nan_batch@75", jax_cache) as trainer:
+    with training(watch.run_dir, jax_cache, "nan_batch@75") as trainer:
         execution = carried_out(watch, "instability", trainer)
     seen = after_receipt(execution, watch.run_dir)
     rewind = execution.actions[0]
@@ -118,7 +102,7 @@ def test_a_batch_of_nan_is_rewound_and_skipped(watch: Watch, jax_cache: str) -> 
 
 def test_a_router_that_runs_away_is_led_back(watch: Watch, jax_cache: str) -> None:
     write_card(watch.run_dir, "routing_collapse", critical_records=15)
-    with training(watch.run_dir, "bias_runaway@60:rate=1.0", jax_cache) as trainer:
+    with training(watch.run_dir, jax_cache, "bias_runaway@60:rate=1.0") as trainer:
         execution = carried_out(watch, "routing_collapse", trainer)
     seen = after_receipt(execution, watch.run_dir)
     assert (seen[-1]["plan/context_length"], seen[-1]["plan/capacity_factor"]) == (64, pytest.approx(1.4375))
@@ -131,7 +115,7 @@ def test_a_run_that_is_too_slow_for_its_deadline_is_fitted_to_it(watch: Watch, j
     began = time.time()
     card["plan"]["deadline"] = datetime.fromtimestamp(began + 180, UTC).isoformat()
     (watch.run_dir / "run.yaml").write_text(yaml.safe_dump(card))
-    with training(watch.run_dir, "slow_step@5:seconds=0.1", jax_cache) as trainer:
+    with training(watch.run_dir, jax_cache, "slow_step@5:seconds=0.1") as trainer:
         execution = carried_out(watch, "throughput_shortfall", trainer)
     seen = after_receipt(execution, watch.run_dir)
     budget = int(seen[-1]["plan/token_budget"])
