@@ -9,8 +9,8 @@ from injections import KINDS, Kind, inject
 from runs import DECAY_START, NOISES, TOKENS_PER_STEP, expected_loss, healthy, tick_schedule, write
 
 from runwatch.checks import Phase, Signals, all_checks
-from runwatch.monitor.card import load_card
-from runwatch.monitor.records import Rows, tick_times
+from runwatch.monitor.card.run_card import load_card
+from runwatch.monitor.read.records import Rows, tick_times
 
 
 def _read(directory: Path) -> Signals:

@@ -6,8 +6,8 @@ from typing import Any
 from scoring import Levels
 
 from runwatch.checks import Change, Settings, Signals, all_checks, judge
-from runwatch.monitor.card import Card
-from runwatch.monitor.card_context import changes, check_settings
+from runwatch.monitor.card.context import changes, check_settings
+from runwatch.monitor.card.run_card import Card
 
 
 def settings_of(card: Mapping[str, Any]) -> tuple[dict[str, Settings], Sequence[Change]]:

@@ -16,8 +16,8 @@ from rivals import RIVALS
 from runs import healthy, records
 
 from runwatch.checks import Signals, all_checks
-from runwatch.monitor.evaluate import LiveJudge, needed_rows
-from runwatch.monitor.records import Rows
+from runwatch.monitor.engine.evaluate import LiveJudge, needed_rows
+from runwatch.monitor.read.records import Rows
 
 ARRAY_RECORDS = 406_000
 """A hundred days at 21 s a step."""

@@ -18,8 +18,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from runwatch.monitor.ladder_rungs import Floats
-from runwatch.monitor.ladder_surface import Points, Surface, fit_surface, grid_fit, improved
+from runwatch.trainer.ladder.rungs import Floats
+from runwatch.trainer.ladder.surface import Points, Surface, fit_surface, grid_fit, improved
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = ROOT.parent / "shared" / "recordings"

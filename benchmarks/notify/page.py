@@ -8,7 +8,6 @@ prometheus-alertmanager.
 """
 
 import argparse
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -19,28 +18,19 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
 import httpx
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+
+import http_collector as collectors  # noqa: E402 - on the path from here on
+import processes  # noqa: E402
+import scripted  # noqa: E402
+
 HEALTHY_SECONDS = 4.0
 PATIENCE = 60.0
-
-
-def loaded(name: str, folder: str) -> ModuleType:
-    """A module of the tests, which are no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / folder / f"{name}.py")
-    assert spec
-    assert spec.loader
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-scripted, processes = loaded("scripted", "monitor"), loaded("processes", "monitor")
-collectors = loaded("http_collector", "notify")
 
 
 @contextmanager

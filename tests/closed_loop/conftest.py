@@ -1,38 +1,20 @@
-"""Makes the scripted trainers importable (tests are no package) and opens watches on their runs."""
+"""Opens watches on scripted runs that obey."""
 
 import copy
-import importlib.util
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import obedient
 import pytest
 
-from runwatch.monitor.config import DaemonConfig
+from runwatch.monitor.daemon.settings import DaemonConfig
+from runwatch.monitor.daemon.watched_run import Watch
 from runwatch.monitor.notify import Message, Notifier, Sent
-from runwatch.monitor.outbox import Outbox
-from runwatch.monitor.store import open_store, sqlite_url
-from runwatch.monitor.watch import Watch
-
-HERE = Path(__file__).parent
-for _path in (
-    HERE.parent / "monitor" / "scripted.py",
-    HERE.parent / "monitor" / "processes.py",
-    HERE.parent / "notify" / "http_collector.py",
-    HERE / "obedient.py",
-    HERE / "trainer_process.py",
-):
-    if _path.stem not in sys.modules:
-        _spec = importlib.util.spec_from_file_location(_path.stem, _path)
-        assert _spec
-        assert _spec.loader
-        sys.modules[_path.stem] = importlib.util.module_from_spec(_spec)
-        _spec.loader.exec_module(sys.modules[_path.stem])
-
-import obedient  # noqa: E402 - it is importable from here on only
+from runwatch.monitor.notify.outbox import Outbox
+from runwatch.monitor.store.store import open_store, sqlite_url
 
 TINY: dict[str, Any] = {
     "version": 1,
@@ -53,7 +35,7 @@ TINY: dict[str, Any] = {
         "eval": {"every_steps": 20, "sequences": 6},
     },
 }  # fmt: skip
-"""40 steps of 128 tokens; the shapes of the trainer's own tests, so that the programs are compiled once for all."""
+"""Opens watches on scripted runs that obey."""
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from obedient import Obedient
 
-from runwatch.monitor.approvals import decide, declare, switch_plans
-from runwatch.monitor.audit import broken, read_mirror
-from runwatch.monitor.card import Declaration
-from runwatch.monitor.watch import Watch
+from runwatch.monitor.act.approvals import decide, declare, switch_plans
+from runwatch.monitor.card.run_card import Declaration
+from runwatch.monitor.daemon.watched_run import Watch
+from runwatch.monitor.store.audit import broken, read_mirror
 from runwatch.rules import ExecutionState
 from runwatch.rules.execution import OPEN
 

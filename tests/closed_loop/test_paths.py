@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from obedient import NODES, Obedient
 
-from runwatch.monitor.approvals import decide
-from runwatch.monitor.watch import Watch
+from runwatch.monitor.act.approvals import decide
+from runwatch.monitor.daemon.watched_run import Watch
 from runwatch.rules import Execution, ExecutionState, NodeState
 
 S = ExecutionState

@@ -17,7 +17,7 @@ from http_collector import Collector
 from processes import PATIENCE, DaemonProcess, wait_for
 from trainer_process import training
 
-from runwatch.monitor.store import Transaction, open_store, sqlite_url
+from runwatch.monitor.store.store import Transaction, open_store, sqlite_url
 from runwatch.rules import Execution, ExecutionState
 
 pytestmark = pytest.mark.slow

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from trainer_process import training
 
-from runwatch.monitor.config import DaemonConfig
-from runwatch.monitor.outbox import Outbox
-from runwatch.monitor.store import open_store, sqlite_url
-from runwatch.monitor.watch import Watch
+from runwatch.monitor.daemon.settings import DaemonConfig
+from runwatch.monitor.daemon.watched_run import Watch
+from runwatch.monitor.notify.outbox import Outbox
+from runwatch.monitor.store.store import open_store, sqlite_url
 from runwatch.rules import Execution, ExecutionState
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 import scripted
 from obedient import Obedient
 
-from runwatch.monitor.watch import Watch
+from runwatch.monitor.daemon.watched_run import Watch
 from runwatch.rules import AlertState, Execution, ExecutionState
 from runwatch.rules.plan import Pause, Rewind
 

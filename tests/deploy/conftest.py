@@ -5,27 +5,17 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Self
 
+import http_collector
 import httpx
 import pytest
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-
-for _name in ("notify/payloads", "notify/http_collector", "monitor/scripted", "deploy/live"):
-    _path = ROOT / "tests" / f"{_name}.py"
-    if _path.stem not in sys.modules:
-        _spec = spec_from_file_location(_path.stem, _path)
-        assert _spec
-        assert _spec.loader
-        sys.modules[_path.stem] = module_from_spec(_spec)
-        _spec.loader.exec_module(sys.modules[_path.stem])
 
 
 def free_port() -> int:
@@ -97,7 +87,7 @@ def find_tool() -> Callable[[str], str]:
 @pytest.fixture
 def collector() -> Iterator[object]:
     """The receiver of all webhooks."""
-    with sys.modules["http_collector"].Collector() as server:
+    with http_collector.Collector() as server:
         yield server
 
 

@@ -14,8 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runwatch.checks import all_checks
-from runwatch.monitor.card import load_card
-from runwatch.monitor.card_context import check_settings
+from runwatch.monitor.card.context import check_settings
+from runwatch.monitor.card.run_card import load_card
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -1,46 +1,19 @@
-"""Makes the scripted trainer importable as `scripted` (tests are no package), opens watches on its runs, and listens for webhooks."""
+"""Watches on scripted runs, an endpoint that listens for webhooks, and the databases of both kinds."""
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import http_collector
+import postgres as real_postgres
 import pytest
+import scripted
 
-from runwatch.monitor.config import DaemonConfig
+from runwatch.monitor.daemon.settings import DaemonConfig
+from runwatch.monitor.daemon.watched_run import Watch
 from runwatch.monitor.notify import Notifier
-from runwatch.monitor.outbox import Outbox
-from runwatch.monitor.store import Store, open_store, sqlite_url
-from runwatch.monitor.watch import Watch
-
-if "scripted" not in sys.modules:
-    _spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
-    assert _spec
-    assert _spec.loader
-    sys.modules["scripted"] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules["scripted"])
-
-if "http_collector" not in sys.modules:
-    _spec = importlib.util.spec_from_file_location(
-        "http_collector", Path(__file__).parents[1] / "notify" / "http_collector.py"
-    )
-    assert _spec
-    assert _spec.loader
-    sys.modules["http_collector"] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules["http_collector"])
-
-for _name in ("postgres", "processes"):
-    if _name not in sys.modules:
-        _spec = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
-        assert _spec
-        assert _spec.loader
-        sys.modules[_name] = importlib.util.module_from_spec(_spec)
-        _spec.loader.exec_module(sys.modules[_name])
-
-import http_collector  # noqa: E402  loaded above: tests are no package
-import postgres as real_postgres  # noqa: E402  the same
-import scripted  # noqa: E402  the same
+from runwatch.monitor.notify.outbox import Outbox
+from runwatch.monitor.store.store import Store, open_store, sqlite_url
 
 OpenWatch = Callable[..., Watch]
 

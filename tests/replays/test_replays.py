@@ -16,8 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 from runwatch.checks import Column, Level, Settings, Signals, Verdicts, all_checks
-from runwatch.monitor.backtest import Result, backtest
-from runwatch.monitor.sources import Loaded, load
+from runwatch.monitor.engine.backtest import Result, backtest
+from runwatch.monitor.read.sources import Loaded, load
 
 RECORDINGS = Path(__file__).parents[3] / "shared" / "recordings"
 VERDICTS = Path(__file__).parent / "verdicts"

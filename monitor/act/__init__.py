@@ -1,0 +1,1 @@
+"""What leaves the daemon towards the trainer, and what people decide: directives, their delivery, approvals."""

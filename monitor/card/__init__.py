@@ -1,0 +1,1 @@
+"""The run card: read, validated with lines, and what checks and nodes are told of it."""

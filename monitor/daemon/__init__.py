@@ -1,0 +1,1 @@
+"""The process: its jobs, the watched run, what it serves, its settings."""

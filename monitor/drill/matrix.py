@@ -1,0 +1,149 @@
+"""The matrix of a drill: fault by link, in the terminal, as JSON and as a self-contained page."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import Template
+from typing import Any
+
+from rich.table import Table
+
+from runwatch.monitor.drill.links import Drill, Found, Link, delay, first_alarms, links, missing
+
+SCHEMA = 1
+MARKS = {"seen": "yes", "missing": "MISSING", "not owed": "-"}
+STYLES = {"seen": "green", "missing": "bold red", "not owed": "dim"}
+COLUMNS = ("detected", "delay", "alert", "node", "plan", "directive", "applied", "verified", "recovered", "held")
+
+
+@dataclass(frozen=True)
+class Drilled:
+    """One drill that was run, and how long it took."""
+
+    drill: Drill
+    found: Found
+    seconds: float
+    error: str = ""
+    """Why it could not be run to its end; empty when it was."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it was run and every owed link is there."""
+        return not self.error and not self.missing
+
+    @property
+    def missing(self) -> list[Link]:
+        """The owed links that are not there."""
+        return missing(self.drill, self.found)
+
+
+def document(drilled: Sequence[Drilled], notes: Sequence[str], seconds: float) -> dict[str, Any]:
+    """The whole matrix as JSON; delays in steps, tokens and seconds, null where nothing was owed or detected."""
+    return {
+        "version": SCHEMA,
+        "held": all(one.held for one in drilled),
+        "seconds": round(seconds, 1),
+        "notes": list(notes),
+        "drills": [_drill(one) for one in drilled],
+    }
+
+
+def _drill(one: Drilled) -> dict[str, Any]:
+    late = delay(one.drill, one.found)
+    return {
+        "name": one.drill.name,
+        "what": one.drill.what,
+        "seconds": round(one.seconds, 1),
+        "held": one.held,
+        "error": one.error,
+        "first": sorted({alarm.check for alarm in first_alarms(one.found)}),
+        "alarms": sorted({alarm.check for alarm in one.found.incidents}),
+        "delay": None if late is None else {"steps": late.steps, "tokens": late.tokens, "seconds": late.seconds},
+        "executions": [{"id": e.id, "plan": e.plan, "state": e.state.value} for e in one.found.executions],
+        "links": [{"name": x.name, "state": x.state, "detail": x.detail} for x in links(one.drill, one.found)],
+    }
+
+
+def table(drilled: Sequence[Drilled]) -> Table:
+    """The matrix for a terminal."""
+    shown = Table(title="Fault by link")
+    for name in ("fault", *COLUMNS):
+        shown.add_column(name, no_wrap=name in {"fault", "delay"})
+    for one in drilled:
+        shown.add_row(one.drill.name, *(f"[{STYLES[state]}]{text}[/]" for text, state in cells(one)))
+    return shown
+
+
+def cells(one: Drilled) -> list[tuple[str, str]]:
+    """Text and state of each of `COLUMNS`."""
+    by_name = {link.name: link for link in links(one.drill, one.found)}
+    found: list[tuple[str, str]] = [(_text(by_name[name]), by_name[name].state) for name in COLUMNS if name in by_name]
+    late = delay(one.drill, one.found)
+    found.insert(
+        1, (f"{late.steps:,} steps, {late.tokens:,.0f} tokens" if late else "-", "seen" if late else "not owed")
+    )
+    return [*found, ("yes" if one.held else "no", "seen" if one.held else "missing")]
+
+
+def _text(link: Link) -> str:
+    if link.state == "seen" and link.name in {"detected", "node", "plan"}:
+        return link.detail
+    return MARKS[link.state]
+
+
+def sentences(drilled: Sequence[Drilled]) -> list[str]:
+    """A line for each missing link, and for each drill that could not be run."""
+    said: list[str] = []
+    for one in drilled:
+        if one.error:
+            said.append(f"{one.drill.name} is missing: {one.error}")
+        else:
+            said += [f"{one.drill.name}: {link.name} is missing: {link.detail}" for link in one.missing]
+    return said
+
+
+def page(drilled: Sequence[Drilled], notes: Sequence[str], seconds: float) -> str:
+    """The matrix as one HTML file that loads nothing."""
+    rows = "".join(
+        f"<tr><th>{html.escape(one.drill.name)}<small>{html.escape(one.drill.what)}</small></th>"
+        + "".join(f'<td class="{state.split()[0]}">{html.escape(text)}</td>' for text, state in cells(one))
+        + "</tr>"
+        for one in drilled
+    )
+    broken = sentences(drilled)
+    verdict = f"{len(broken)} links are missing." if broken else "Every owed link is there."
+    return PAGE.substitute(
+        head="".join(f"<th>{name}</th>" for name in ("fault", *COLUMNS)),
+        rows=rows,
+        verdict=f"{verdict} {len(drilled)} drills in {seconds:.0f} s.",
+        broken="".join(f"<li>{html.escape(text)}</li>" for text in broken),
+        notes="".join(f"<li>{html.escape(text)}</li>" for text in notes),
+    )
+
+
+PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>runwatch drill</title>
+<style>
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; }
+th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #8884; vertical-align: top; }
+small { display: block; font-weight: 400; max-width: 22rem; }
+.seen { color: #2e7d32; } .missing { color: #c62828; font-weight: 600; } .not { opacity: .5; }
+</style>
+</head>
+<body>
+<h1>Drill by runwatch</h1>
+<p>$verdict</p>
+<ul class="missing">$broken</ul>
+<div class="wide"><table><thead><tr>$head</tr></thead><tbody>$rows</tbody></table></div>
+<h2>How it was drilled</h2>
+<ul>$notes</ul>
+</body>
+</html>
+""")

@@ -1,0 +1,77 @@
+"""Messages about plans, and the digest."""
+
+from collections.abc import Mapping
+
+from runwatch.monitor.notify import Kind, Message, PlanPayload, Severity
+from runwatch.monitor.show.status import Status
+from runwatch.rules import Execution, ExecutionState
+from runwatch.rules.carry_out import told
+
+
+def plan_message(run: str, directory: str, links: Mapping[str, str], now: float, execution: Execution) -> Message:
+    """What is asked, or what happened to an execution; the same state has the same key."""
+    kind: Kind = "plan_proposed" if execution.state is ExecutionState.PROPOSED else "plan_updated"
+    body = plan_payload(run, directory, links, execution)
+    key = f"{run}/{execution.id}/{execution.state.value}"
+    return Message(key, kind, execution.id, run, now, dict(body), plan_text(body))
+
+
+def plan_payload(run: str, directory: str, links: Mapping[str, str], execution: Execution) -> PlanPayload:
+    """The execution as the notifiers get it."""
+    severity: Severity = "critical" if execution.calls_person else "warning"
+    verb = f"{directory} {execution.id} --by NAME --reason TEXT"
+    return {
+        "id": execution.id,
+        "run": run,
+        "node": execution.node,
+        "plan": execution.plan,
+        "mode": execution.mode,
+        "state": execution.state.value,
+        "severity": severity,
+        "summary": told(execution),
+        "evidence": execution.evidence,
+        "actions": [action.model_dump(mode="json") for action in execution.actions],
+        "effects": list(execution.effects),
+        "step": execution.proposed.step,
+        "tokens": execution.proposed.tokens,
+        "proposed": execution.proposed.time,
+        "expires": execution.expires if execution.state is ExecutionState.PROPOSED else None,
+        "by": execution.by,
+        "reason": execution.reason,
+        "commands": {
+            "approve": f"runwatch plan approve {verb}",
+            "reject": f"runwatch plan reject {verb}",
+            "preview": f"runwatch plan preview {directory} {execution.node}",
+        },
+        "links": {"runbook": f"{links['status']}runbooks/{execution.node}", **links},
+    }
+
+
+def plan_text(plan: PlanPayload) -> str:
+    """The whole message as plain text."""
+    lines = [f"{plan['run']}: {plan['summary']}", f"Evidence: {plan['evidence']}"]
+    lines += [f"- {effect}" for effect in plan["effects"]]
+    if plan["state"] == ExecutionState.PROPOSED:
+        lines += [plan["commands"]["approve"], plan["commands"]["reject"]]
+    return "\n".join(lines)
+
+
+def digest(status: Status, expected: float | None, links: Mapping[str, str], now: float, number: int) -> Message:
+    """How the run stands, from the status document; `expected` is the registered loss at its tokens."""
+    run = status["run"]
+    body = {
+        "run": run["name"],
+        "step": run["step"],
+        "tokens": run["tokens"],
+        "token_budget": run["token_budget"],
+        "loss": run["latest"].get("train/loss"),
+        "expected_loss": expected,
+        "mfu": run["latest"].get("throughput/mfu"),
+        "tokens_per_second": run["tokens_per_second"],
+        "eta": run["eta"],
+        "incidents": [f"{one['check']}: {one['what']}" for one in status["incidents"] if one["state"] == "firing"],
+        "plans": [f"{one['id']} is {one['state']}" for one in status["plans"] if one["open"]],
+        "links": dict(links),
+    }
+    text = f"{run['name']}: {status['sentence']}"
+    return Message(f"{run['name']}/digest/{number}", "digest", "digest", run["name"], now, body, text)

@@ -1,0 +1,234 @@
+"""Makes the status document of `monitor/status.py` from what a tick knows."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from runwatch.checks import Check, Level, Phase, Signals, all_checks
+from runwatch.monitor.card.run_card import Card, LadderCurve
+from runwatch.monitor.engine.history import Series, finite, latest
+from runwatch.monitor.engine.incidents import Incident
+from runwatch.monitor.show.status import (
+    AuditStatus,
+    CheckStatus,
+    ConditionStatus,
+    Health,
+    IncidentStatus,
+    LossSeries,
+    NodeStatus,
+    PlanStatus,
+    RunFacts,
+    Status,
+)
+from runwatch.monitor.store.audit import AuditRow
+from runwatch.rules import Alert, AlertState, Execution, NodeVerdict, PlanRules, Throughput, all_nodes
+from runwatch.rules.plan import PlanState
+
+LEVELS = {Level.UNKNOWN: "unknown", Level.OK: "ok", Level.WARN: "warning", Level.CRITICAL: "critical"}
+MARKS = ("proposed", "decided", "requested", "acknowledged", "ended")
+
+
+@dataclass(frozen=True)
+class View:
+    """What a document is made of."""
+
+    name: str
+    directory: str
+    card: Card | None
+    rows: Signals
+    attempts: Sequence[str]
+    plan: PlanState | None
+    throughput: Throughput | None
+    loss: Series
+    evaluation: Series
+    alerts: Mapping[str, Alert]
+    check_errors: Mapping[str, str]
+    sparklines: Mapping[str, list[float]]
+    nodes: Sequence[NodeVerdict]
+    settings: Mapping[str, PlanRules]
+    executions: Sequence[Execution]
+    incidents: Sequence[Incident]
+    audit: Sequence[AuditRow]
+    conditions: Sequence[ConditionStatus]
+    plans_enabled: bool
+    daemon: Mapping[str, Any]
+
+
+def compose(view: View, number: int) -> Status:
+    """The whole document."""
+    run = run_facts(view)
+    checks = [_check(view, check) for check in all_checks().values()]
+    health = _health(view)
+    return {
+        "schema": 1,
+        "version": number,
+        "health": health,
+        "sentence": _sentence(run, view, health),
+        "run": run,
+        "loss": _loss(view),
+        "checks": checks,
+        "nodes": [_node(view, verdict) for verdict in view.nodes],
+        "plans_enabled": view.plans_enabled,
+        "plans": [_plan(execution) for execution in reversed(view.executions)],
+        "incidents": [_incident(incident) for incident in view.incidents],
+        "audit": [_audit(row) for row in view.audit],
+        "conditions": list(view.conditions),
+        "daemon": {"version": version("runwatch"), "pid": os.getpid(), **view.daemon},
+    }
+
+
+def curve_at(curve: LadderCurve, tokens: float) -> dict[str, float]:
+    """The registered loss and its band at `tokens`: straight lines in log loss over log tokens; empty outside."""
+    if not curve.tokens[0] <= tokens <= curve.tokens[-1]:
+        return {}
+    along, at = np.log(np.maximum(curve.tokens, 1)), np.log(max(tokens, 1))
+    bounds = {"loss": curve.loss, "low": curve.low, "high": curve.high}
+    return {name: float(np.exp(np.interp(at, along, np.log(values)))) for name, values in bounds.items()}
+
+
+def run_facts(view: View) -> RunFacts:
+    """What is being trained and how far it is."""
+    rows, card = view.rows, view.card
+    empty = not len(rows)
+    tokens = None if empty else finite(rows.tokens[-1])
+    budget = view.plan.token_budget if view.plan else None
+    rate = view.throughput.tokens_per_second if view.throughput else None
+    time = None if empty else finite(rows.time[~rows.tick][-1]) if (~rows.tick).any() else None
+    left = None if budget is None or tokens is None else max(0.0, budget - tokens)
+    return {
+        "name": view.name,
+        "directory": view.directory,
+        "hypothesis": card.run.hypothesis if card else "",
+        "owner": card.run.owner if card else "",
+        "links": dict(card.run.links) if card else {},
+        "attempt": "" if empty else view.attempts[int(rows.attempt[-1])],
+        "attempts": len(view.attempts),
+        "phase": "init" if empty else Phase(int(rows.phase[-1])).name.lower(),
+        "step": 0 if empty else int(rows.step[-1]),
+        "tokens": tokens,
+        "token_budget": budget,
+        "declared_budget": card.plan.token_budget if card else None,
+        "fraction": None if budget is None or tokens is None else tokens / budget,
+        "time": time,
+        "tokens_per_second": rate,
+        "eta": None if left is None or not rate or time is None else time + left / rate,
+        "latest": {name: finite(value) for name, value in latest(rows).items()},
+    }
+
+
+def _health(view: View) -> Health:
+    firing = [alert for alert in view.alerts.values() if alert.state is AlertState.FIRING]
+    if any(alert.severity is Level.CRITICAL for alert in firing):
+        return "critical"
+    return "degraded" if firing or view.conditions else "healthy"
+
+
+def _sentence(run: RunFacts, view: View, health: Health) -> str:
+    if not run["attempts"]:
+        return "No telemetry yet."
+    share = "" if run["fraction"] is None else f" ({run['fraction']:.1%} of the token budget)"
+    tokens = "" if run["tokens"] is None else f", {run['tokens']:,.0f} tokens{share}"
+    firing = sorted(name for name, alert in view.alerts.items() if alert.state is AlertState.FIRING)
+    alarm = f"in alarm: {', '.join(firing)}" if firing else "no check is in alarm"
+    trouble = f"; {len(view.conditions)} of the daemon's own conditions need a look" if view.conditions else ""
+    open_plan = next((one for one in view.executions if one.open), None)
+    plan = f"; {open_plan.id} ({open_plan.plan}) is {open_plan.state}" if open_plan else ""
+    return f"{health.capitalize()} in {run['phase']} at step {run['step']:,}{tokens}: {alarm}{plan}{trouble}."
+
+
+def _loss(view: View) -> LossSeries:
+    curve = view.card.ladder.curve if view.card and view.card.ladder else None
+    return {
+        "steps": [bucket.step for bucket in view.loss.buckets],
+        "tokens": view.loss.column("tokens"),
+        "loss": view.loss.column("mean"),
+        "low": view.loss.column("low"),
+        "high": view.loss.column("high"),
+        "eval_tokens": view.evaluation.column("tokens"),
+        "eval_loss": view.evaluation.column("mean"),
+        "curve_tokens": list(curve.tokens) if curve else [],
+        "curve": list(curve.loss) if curve else [],
+        "curve_low": list(curve.low) if curve else [],
+        "curve_high": list(curve.high) if curve else [],
+    }
+
+
+def _check(view: View, check: Check) -> CheckStatus:
+    alert = view.alerts.get(check.name) or Alert(check=check.name)
+    since = alert.since if alert.alive else None
+    return {
+        "name": check.name,
+        "summary": check.docs.partition("\n")[0],
+        "level": LEVELS[alert.level],  # type: ignore[typeddict-item] # pyright: ignore[reportReturnType]
+        "alert": alert.state.value,
+        "severity": LEVELS[alert.severity],  # type: ignore[typeddict-item] # pyright: ignore[reportReturnType]
+        "value": finite(alert.value),
+        "limit": finite(alert.limit),
+        "message": alert.message if alert.alive else "",
+        "since_step": since.step if since else None,
+        "since_tokens": finite(since.tokens) if since else None,
+        "since_time": finite(since.time) if since else None,
+        "sparkline": [finite(value) for value in view.sparklines.get(check.name, [])],
+        "error": view.check_errors.get(check.name),
+    }
+
+
+def _node(view: View, verdict: NodeVerdict) -> NodeStatus:
+    node = all_nodes()[verdict.node]
+    settings = view.settings.get(verdict.node) or node.settings()
+    begin, end = node.window(settings)
+    return {
+        "name": verdict.node,
+        "plan": verdict.plan,
+        "summary": node.docs.partition("\n")[0],
+        "mode": settings.mode,
+        "state": verdict.state.value,
+        "reason": verdict.reason,
+        "progress": verdict.progress if math.isfinite(verdict.progress) else 0.0,
+        "window": (begin, min(end, 1.0)),
+    }
+
+
+def _plan(execution: Execution) -> PlanStatus:
+    marks = [(name, getattr(execution, name)) for name in MARKS]
+    history = [{"event": name, **mark.model_dump(mode="json")} for name, mark in marks if mark is not None]
+    return {
+        "id": execution.id,
+        "node": execution.node,
+        "plan": execution.plan,
+        "mode": execution.mode,
+        "state": execution.state.value,
+        "evidence": execution.evidence,
+        "effects": list(execution.effects),
+        "actions": [action.model_dump(mode="json") for action in execution.actions],
+        "by": execution.by,
+        "reason": execution.reason,
+        "expires": execution.expires,
+        "history": history,
+        "open": execution.open,
+        "forecast": execution.forecast.model_dump(mode="json") if execution.forecast else None,
+    }
+
+
+def _incident(incident: Incident) -> IncidentStatus:
+    return {
+        "id": incident.id,
+        "check": incident.check,
+        "severity": incident.severity,
+        "state": incident.state,
+        "what": incident.what,
+        "opened": incident.opened,
+        "resolved": incident.resolved,
+        "since_step": incident.since.step,
+        "since_tokens": finite(incident.since.tokens),
+        "last_step": incident.last.step,
+    }
+
+
+def _audit(row: AuditRow) -> AuditStatus:
+    return {"seq": row.seq, "time": row.time, "kind": row.kind, "sentence": row.sentence}

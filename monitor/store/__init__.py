@@ -1,0 +1,1 @@
+"""The daemon's memory: database, schema, lease, audit log."""
