@@ -11,8 +11,8 @@ import click
 from runwatch.monitor.commands.options import FAILED, USAGE, Failure, LazyGroup
 
 LAZY = {
-    "amend": ("runwatch.monitor.daemon.amendments:command", "Say who changed the run card after launch, and why."),
-    "audit": ("runwatch.monitor.commands.status:audit", "Verify the audit log's chain of hashes."),
+    "amend": ("runwatch.monitor.commands.amend:command", "Say who changed the run card after launch, and why."),
+    "audit": ("runwatch.monitor.commands.audit:audit", "Verify the audit log's chain of hashes."),
     "backtest": ("runwatch.monitor.commands.backtest:command", "What the checks would have said of a run on disk."),
     "declare": (
         "runwatch.monitor.commands.declare:command",
@@ -20,15 +20,15 @@ LAZY = {
     ),
     "demo": ("runwatch.monitor.commands.demo:demo", "Train, break it, and watch the plan be carried out."),
     "drill": ("runwatch.monitor.commands.drill:command", "Break a run of its own and see that every link holds."),
-    "explain": ("runwatch.monitor.show.explain:command", "What a check or risk node does, why, and what to do."),
+    "explain": ("runwatch.monitor.commands.explain:command", "What a check or risk node does, why, and what to do."),
     "ladder": ("runwatch.monitor.commands.ladder:ladder", "Train, fit and register the scaling ladder."),
     "plan": ("runwatch.monitor.commands.plan:plan", "Fallback plans: list, preview, approve, reject, switch off."),
     "report": ("runwatch.monitor.commands.report:report_command", "The public page of a run, as HTML and as Markdown."),
-    "signals": ("runwatch.monitor.show.explain:signals", "The canonical signals and what others call them."),
+    "signals": ("runwatch.monitor.commands.signals:signals", "The canonical signals and what others call them."),
     "status": ("runwatch.monitor.commands.status:status", "How a watched run stands; exits 0, 1 or 2."),
-    "train": ("runwatch.monitor.commands.demo:train", "Train with the reference trainer."),
-    "validate": ("runwatch.monitor.commands.status:validate", "Check a run card, or a whole run directory."),
-    "watch": ("runwatch.monitor.daemon.service:watch", "Watch a run: judge, tell, direct, serve metrics and pages."),
+    "train": ("runwatch.monitor.commands.train:train", "Train with the reference trainer."),
+    "validate": ("runwatch.monitor.commands.validate:validate", "Check a run card, or a whole run directory."),
+    "watch": ("runwatch.monitor.commands.watch:watch", "Watch a run: judge, tell, direct, serve metrics and pages."),
 }
 
 

@@ -1,6 +1,10 @@
 """Slow files go first. What several folders share lies in `tests/helpers/`, which pytest puts on the path."""
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("shared-cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared-cores")  # how long a draw takes says nothing here: two noisy cores run three workers
 
 
 @pytest.hookimpl(trylast=True)

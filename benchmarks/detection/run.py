@@ -17,7 +17,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RESULTS = HERE.parent / "RESULTS.md"
-sys.path[:0] = [str(HERE), str(ROOT / "tests")]
+sys.path[:0] = [str(HERE), str(ROOT / "tests" / "helpers")]
 
 import recordings  # noqa: E402 - the path above makes the generator of the tests importable
 import speed  # noqa: E402 - the same

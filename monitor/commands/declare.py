@@ -10,8 +10,8 @@ from runwatch.monitor.act.approvals import declare
 from runwatch.monitor.card.context import TOUCHES
 from runwatch.monitor.card.run_card import Declaration
 from runwatch.monitor.commands.options import USAGE, Failure, by_option, database_option, run_dir_argument
-from runwatch.monitor.commands.status import read_status
-from runwatch.monitor.daemon.service import open_run
+from runwatch.monitor.commands.store import open_run
+from runwatch.monitor.show.status import read_status
 
 CHANGES: Mapping[str, tuple[str, ...]] = {
     "mixture": TOUCHES["set_data_mixture"],

@@ -1,6 +1,5 @@
-"""Commands that start the reference trainer, as a process of its own."""
+"""`runwatch demo`: the main job in a few minutes."""
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -10,13 +9,6 @@ from rich.console import Console
 
 from runwatch.monitor.commands.options import USAGE, Failure
 from runwatch.monitor.drill.demo import demo as play
-
-
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def train(arguments: tuple[str, ...]) -> None:
-    """Train with the reference trainer (needs the extra `trainer`); takes the trainer's own arguments."""
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "runwatch.trainer.train", *arguments])  # noqa: S606 - no shell
 
 
 @click.command()

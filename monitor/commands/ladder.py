@@ -13,7 +13,7 @@ import click
 from runwatch.monitor.card.ladder_section import Change, launched, prepare, verify, write
 from runwatch.monitor.card.run_card import CardError
 from runwatch.monitor.commands.options import UNAVAILABLE, USAGE, Failure
-from runwatch.monitor.daemon.service import open_run
+from runwatch.monitor.commands.store import open_run
 from runwatch.monitor.read.sources import SourceError
 from runwatch.trainer.ladder.fit import Fit, HeldOut, fit, hold_out
 from runwatch.trainer.ladder.rungs import LadderError, read_rungs

@@ -11,6 +11,9 @@ import click
 USAGE, DATA, UNAVAILABLE, FAILED = 64, 65, 69, 70
 """Exit codes of sysexits.h: a wrong command line, input that cannot be used, nothing to ask, a failure of our own."""
 
+EXITS = {"healthy": 0, "degraded": 1, "critical": 2}
+"""Exit codes by the health of a run."""
+
 by_option = click.option("--by", required=True, default=lambda: os.environ.get("USER"), help="Your name [your login].")
 database_option = click.option("--database", metavar="URL", help="As given to `runwatch watch`.")
 run_dir_argument = click.argument("run_dir", type=click.Path(path_type=Path), metavar="RUN_DIR")

@@ -6,7 +6,7 @@ import click
 
 from runwatch.monitor.act.approvals import DecisionError, decide, switch_plans
 from runwatch.monitor.commands.options import USAGE, Failure, LazyGroup, by_option, database_option, run_dir_argument
-from runwatch.monitor.daemon.service import open_run
+from runwatch.monitor.commands.store import open_run
 from runwatch.monitor.store.store import Store
 from runwatch.rules import Execution
 
@@ -14,7 +14,7 @@ reason_option = click.option("--reason", required=True, help="Why; it goes into 
 
 
 LAZY = {
-    "preview": ("runwatch.monitor.report.preview:preview_command", "What a node's plan would do now, or at a point.")
+    "preview": ("runwatch.monitor.commands.preview:preview_command", "What a node's plan would do now, or at a point.")
 }
 
 

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import sqlalchemy as sql
 import yaml
 
 from runwatch.monitor.card.rulebook import CardFile
-from runwatch.monitor.commands.options import DATA, USAGE, Failure, by_option, database_option, run_dir_argument
 from runwatch.monitor.store.schema import AUDIT
 from runwatch.monitor.store.store import Store, Transaction
 
@@ -163,23 +161,3 @@ def amend(store: Store, run_dir: Path, by: str, reason: str) -> str:
                 "there is nothing to sign: edit run.yaml first; the card is as it was launched or last signed"
             )
         return _sign(tx, card, signed, key_changes(_text(tx, signed), card.text), (by, reason), now)
-
-
-@click.command("amend")
-@run_dir_argument
-@by_option
-@click.option("--reason", required=True, help="Why; it goes into the audit log and the report.")
-@database_option
-def command(run_dir: Path, by: str, reason: str, database: str | None) -> None:
-    """Sign a change of the run card after launch: edit run.yaml, then say who did it and why."""
-    from runwatch.monitor.daemon.service import open_run  # noqa: PLC0415 - the watch that it imports imports this module
-
-    if not run_dir.is_dir():
-        raise Failure(f"{run_dir} is no directory", USAGE)
-    store = open_run(run_dir, database)
-    try:
-        click.echo(amend(store, run_dir, by, reason))
-    except AmendError as error:
-        raise Failure(str(error), DATA) from error
-    finally:
-        store.close()

@@ -24,8 +24,8 @@ from runwatch.monitor.act.approvals import DecisionError, decide
 from runwatch.monitor.daemon.metrics import Counts
 from runwatch.monitor.daemon.settings import DaemonConfig
 from runwatch.monitor.daemon.watched_run import Watch
-from runwatch.monitor.engine.messages import digest
 from runwatch.monitor.notify import Closable, Message, Notifier
+from runwatch.monitor.show.digest import digest
 from runwatch.monitor.store.store import Store
 
 log = logging.getLogger(__name__)

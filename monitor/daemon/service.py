@@ -1,57 +1,24 @@
-"""Puts the daemon together: settings, database, notifiers, web server; and runs it."""
+"""What the daemon is put together from: its settings and its notifiers."""
 
-import logging
-import sys
-import time
 from pathlib import Path
 
-import click
-
-from runwatch.monitor.card.rulebook import run_name
-from runwatch.monitor.commands.options import UNAVAILABLE, USAGE, Failure, run_dir_argument
-from runwatch.monitor.daemon.jobs import Daemon
-from runwatch.monitor.daemon.settings import ConfigError, DaemonConfig, load_config
-from runwatch.monitor.daemon.watched_run import Watch
-from runwatch.monitor.daemon.web import WebServer
+from runwatch.monitor.daemon.settings import DaemonConfig, load_config
 from runwatch.monitor.notify import Notifier, connect
-from runwatch.monitor.notify.outbox import Outbox
-from runwatch.monitor.store.lease import this_process
-from runwatch.monitor.store.store import Store, StoreError, open_store, sqlite_url
-
-log = logging.getLogger("runwatch")
-
-EXITS = {"healthy": 0, "degraded": 1, "critical": 2}
 
 
 def settings(run_dir: Path, config_file: Path | None, listen: str | None, database: str | None) -> DaemonConfig:
     """The daemon's settings: the file's, then what the command line says.
 
     Raises:
-        Failure: the run directory is missing or a setting is wrong.
+        ConfigError: the file has mistakes.
+        ValueError: what the command line says is wrong.
     """
-    if not run_dir.is_dir():
-        raise Failure(f"{run_dir} is no directory; give the run's directory (docs/run-directory.md)", USAGE)
     file = config_file or run_dir / "runwatch.yaml"
-    try:
-        config = load_config(file) if config_file or file.exists() else DaemonConfig()
-        given = {"listen": listen, "database": database}
-        return DaemonConfig.model_validate(
-            {**dict(config), **{name: value for name, value in given.items() if value is not None}}
-        )
-    except (ConfigError, ValueError) as error:
-        raise Failure(str(error)) from error
-
-
-def open_run(run_dir: Path, database: str | None) -> Store:
-    """The store of a run.
-
-    Raises:
-        Failure: the database cannot be used.
-    """
-    try:
-        return open_store(database or sqlite_url(run_dir), run_name(run_dir))
-    except StoreError as error:
-        raise Failure(str(error)) from error
+    config = load_config(file) if config_file or file.exists() else DaemonConfig()
+    given = {"listen": listen, "database": database}
+    return DaemonConfig.model_validate(
+        {**dict(config), **{name: value for name, value in given.items() if value is not None}}
+    )
 
 
 def notifiers(config: DaemonConfig) -> dict[str, Notifier]:
@@ -62,58 +29,3 @@ def notifiers(config: DaemonConfig) -> dict[str, Notifier]:
         name = one.name or notifier.name
         found[name if name not in found else f"{name}-{len(found) + 1}"] = notifier
     return found
-
-
-@click.command()
-@run_dir_argument
-@click.option("--listen", metavar="HOST:PORT", help="Where metrics and the status page are served [127.0.0.1:9464].")
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="runwatch.yaml; RUN_DIR's unless given.")
-@click.option("--database", metavar="URL", help="SQLAlchemy URL; RUN_DIR/.runwatch/state.db unless given.")
-@click.option("--once", is_flag=True, help="One tick, then exit with 0, 1 or 2 by the run's health.")
-@click.option("--verbose", is_flag=True, help="Log every tick.")
-def watch(
-    run_dir: Path, listen: str | None, config_file: Path | None, database: str | None, once: bool, verbose: bool
-) -> None:
-    """Watch the run in RUN_DIR until SIGTERM, or for one tick."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("runwatch").setLevel(logging.DEBUG if verbose else logging.INFO)
-    logging.getLogger("apscheduler").setLevel(logging.WARNING)
-    config = settings(run_dir, config_file, listen, database)
-    store = open_run(run_dir, config.database)
-    daemon = Daemon(Watch(run_dir, store, Outbox(store, notifiers(config)), config, this_process()), config)
-    try:
-        sys.exit(_once(daemon) if once else _until_told(daemon, config))
-    finally:
-        store.close()
-
-
-def _once(daemon: Daemon) -> int:
-    if not daemon.tick():
-        raise Failure(f"the tick failed; see the log above ({daemon.watch.run_dir})", UNAVAILABLE)
-    with daemon.watch.store.transaction() as tx:
-        tx.release_lease(daemon.watch.holder)
-    return health(daemon)
-
-
-def health(daemon: Daemon) -> int:
-    """The exit code for how the run stands."""
-    return EXITS[daemon.watch.status["health"]] if daemon.watch.status else EXITS["degraded"]
-
-
-def _until_told(daemon: Daemon, config: DaemonConfig) -> int:
-    try:
-        server = WebServer(daemon, config.listen)
-    except OSError as error:
-        raise Failure(
-            f"cannot listen on {config.listen}: {error.strerror}; try --listen 127.0.0.1:0", UNAVAILABLE
-        ) from error
-    with daemon.watch.store.transaction() as tx:
-        tx.audit("daemon", {"sentence": f"The daemon started ({daemon.watch.holder.partition('/')[0]})."}, time.time())
-    server.start()
-    log.info("watching %s as %s; status page on port %d", daemon.watch.run_dir, daemon.watch.run, server.port)
-    try:
-        daemon.run()
-    finally:
-        server.close()
-    log.info("stopped")
-    return 0

@@ -20,9 +20,8 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from runwatch.monitor.commands.report import ReportError, report
-from runwatch.monitor.commands.status import read_status
-from runwatch.monitor.show.status import Status
+from runwatch.monitor.report.run_page import ReportError, report
+from runwatch.monitor.show.status import Status, read_status
 from runwatch.monitor.show.terminal import render
 
 FAULT = "label_shuffle@190:source=code"

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from runwatch.checks import Phase, Signals
 from runwatch.checks.windows import SIGMAS_PER_MAD
 from runwatch.monitor.drill.links import Found, Losses, Onset
-from runwatch.monitor.engine.incidents import Incident
 from runwatch.monitor.read.run_directory import RunReader
+from runwatch.monitor.store.incident import Incident
 from runwatch.monitor.store.store import Store
 
 LEVEL_RECORDS = 64

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from runwatch.monitor.engine.incidents import Incident
+from runwatch.monitor.store.incident import Incident
 from runwatch.rules import Execution, ExecutionState, all_nodes
 
 State = Literal["seen", "missing", "not owed"]

@@ -9,10 +9,11 @@ from runwatch.checks import Phase, Signals, all_checks
 from runwatch.monitor.card.rulebook import Rulebook
 from runwatch.monitor.engine import incidents
 from runwatch.monitor.engine.evaluate import Judged
-from runwatch.monitor.engine.incidents import Incident, Surroundings
+from runwatch.monitor.engine.incidents import Surroundings
 from runwatch.monitor.engine.messages import plan_message
 from runwatch.monitor.engine.world import checkpoints, plan_in_force, sustained
 from runwatch.monitor.notify import Message
+from runwatch.monitor.store.incident import Incident
 from runwatch.monitor.store.store import Saved
 from runwatch.rules import (
     Alert,

@@ -7,15 +7,14 @@ so a change that was held back (the run was down) is told when it may be, and on
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from runwatch.checks import Check, Level, Signals, Verdicts
 from runwatch.checks.signals import VOCABULARY
-from runwatch.monitor.notify import IncidentPayload, Kind, Series, Severity
+from runwatch.monitor.notify import IncidentPayload, Kind, Series
+from runwatch.monitor.store.incident import Incident, Severity
 from runwatch.rules import Alert, AlertState, Moment, NodeState, NodeVerdict, Reason, Transition
-from runwatch.rules.plan import Record
 
 PLOT_ROWS = 300
 EDIT_SECONDS = (60.0, 900.0)
@@ -23,46 +22,6 @@ EDIT_SECONDS = (60.0, 900.0)
 that stays open for a day is edited a hundred times and not a thousand."""
 
 OPENS = (Reason.FIRED, Reason.ESCALATED, Reason.EASED, Reason.RESOLVED)
-
-
-class Incident(Record):
-    """One life of an alert.
-
-    Times in Unix seconds; `told` is the state and severity that people know of, `words` what they read of it at `told_at`.
-    """
-
-    id: str
-    check: str
-    state: Literal["firing", "resolved"]
-    severity: Severity
-    change: str
-    what: str
-    value: float
-    limit: float
-    since: Moment
-    last: Moment
-    opened: float
-    resolved: float | None = None
-    told: str | None = None
-    told_at: float = 0.0
-    words: str = ""
-
-    @property
-    def open(self) -> bool:
-        """Whether there may still be something to tell of it."""
-        return self.state == "firing" or (self.told is not None and self.told != self.standing)
-
-    @property
-    def sentence(self) -> str:
-        """How it stands, for the audit log."""
-        if self.state == "resolved":
-            return f"{self.id} is resolved (it was {self.severity})."
-        return f"{self.id} is firing ({self.severity}): {self.what}"
-
-    @property
-    def standing(self) -> str:
-        """What people should know."""
-        return f"{self.state} {self.severity}"
 
 
 def severity_of(level: Level) -> Severity:

@@ -1,9 +1,8 @@
-"""Messages about plans, and the digest."""
+"""Messages about plans."""
 
 from collections.abc import Mapping
 
-from runwatch.monitor.notify import Kind, Message, PlanPayload, Severity
-from runwatch.monitor.show.status import Status
+from runwatch.monitor.notify import Kind, Message, PlanPayload
 from runwatch.rules import Execution, ExecutionState
 from runwatch.rules.carry_out import told
 
@@ -18,7 +17,6 @@ def plan_message(run: str, directory: str, links: Mapping[str, str], now: float,
 
 def plan_payload(run: str, directory: str, links: Mapping[str, str], execution: Execution) -> PlanPayload:
     """The execution as the notifiers get it."""
-    severity: Severity = "critical" if execution.calls_person else "warning"
     verb = f"{directory} {execution.id} --by NAME --reason TEXT"
     return {
         "id": execution.id,
@@ -27,7 +25,7 @@ def plan_payload(run: str, directory: str, links: Mapping[str, str], execution: 
         "plan": execution.plan,
         "mode": execution.mode,
         "state": execution.state.value,
-        "severity": severity,
+        "severity": "critical" if execution.calls_person else "warning",
         "summary": told(execution),
         "evidence": execution.evidence,
         "actions": [action.model_dump(mode="json") for action in execution.actions],
@@ -54,24 +52,3 @@ def plan_text(plan: PlanPayload) -> str:
     if plan["state"] == ExecutionState.PROPOSED:
         lines += [plan["commands"]["approve"], plan["commands"]["reject"]]
     return "\n".join(lines)
-
-
-def digest(status: Status, expected: float | None, links: Mapping[str, str], now: float, number: int) -> Message:
-    """How the run stands, from the status document; `expected` is the registered loss at its tokens."""
-    run = status["run"]
-    body = {
-        "run": run["name"],
-        "step": run["step"],
-        "tokens": run["tokens"],
-        "token_budget": run["token_budget"],
-        "loss": run["latest"].get("train/loss"),
-        "expected_loss": expected,
-        "mfu": run["latest"].get("throughput/mfu"),
-        "tokens_per_second": run["tokens_per_second"],
-        "eta": run["eta"],
-        "incidents": [f"{one['check']}: {one['what']}" for one in status["incidents"] if one["state"] == "firing"],
-        "plans": [f"{one['id']} is {one['state']}" for one in status["plans"] if one["open"]],
-        "links": dict(links),
-    }
-    text = f"{run['name']}: {status['sentence']}"
-    return Message(f"{run['name']}/digest/{number}", "digest", "digest", run["name"], now, body, text)

@@ -1,7 +1,7 @@
 """What a notifier is, what it is told, and how it is set up in `runwatch.yaml`.
 
 A notifier is one function, `send`, that tells one message in one medium and says, when it fails, only whether trying
-again makes sense. Retry, backoff, deadline and record exist once, in `monitor/outbox.py`.
+again makes sense. Retry, backoff, deadline and record exist once, in `monitor/notify/outbox.py`.
 """
 
 import os
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from runwatch.monitor.store.incident import Severity
 
 Kind = Literal[
     "incident_opened",
@@ -25,8 +27,7 @@ Kind = Literal[
     "directive",
 ]
 """`incident_value`: nothing but what an incident says has moved; for media that can edit a message. `directive`: for the
-trainer and no medium for people (`monitor/delivery.py`)."""
-Severity = Literal["warning", "critical"]
+trainer and no medium for people (`monitor/act/delivery.py`)."""
 KEEP_RESOLVED_SECONDS = 900.0
 """How long a resolution is re-sent to a notifier with `refresh_seconds` (Prometheus: 15 minutes)."""
 

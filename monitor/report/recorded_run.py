@@ -18,10 +18,11 @@ from runwatch.monitor.card.run_card import Card
 from runwatch.monitor.engine.backtest import backtest
 from runwatch.monitor.engine.conclude import Snapshot, world_of
 from runwatch.monitor.engine.evaluate import Judged
-from runwatch.monitor.engine.incidents import Incident, after
+from runwatch.monitor.engine.incidents import after
 from runwatch.monitor.read.run_directory import RunReader
 from runwatch.monitor.read.sources import Loaded, load
 from runwatch.monitor.store.audit import AuditRow, broken, read_mirror
+from runwatch.monitor.store.incident import Incident
 from runwatch.monitor.store.store import Saved, open_store, sqlite_url
 from runwatch.rules import (
     Alert,

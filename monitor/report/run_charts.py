@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from runwatch.checks import Level, Signals
 from runwatch.checks.windows import rolling_median
-from runwatch.monitor.engine.incidents import Incident
 from runwatch.monitor.report.figures import COLOURS, strips_picture, svg, thinned
 from runwatch.monitor.report.recorded_run import Dossier
+from runwatch.monitor.store.incident import Incident
 from runwatch.rules import Curve, Execution
 
 Floats = NDArray[np.float64]

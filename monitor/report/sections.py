@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from runwatch.checks import Level, Phase, all_checks
-from runwatch.monitor.engine.incidents import Incident
 from runwatch.monitor.report.page import Block, Items, Links, Picture, Section, Table, Text, Tone, Verbatim
 from runwatch.monitor.report.recorded_run import Approach, Dossier, approaches
 from runwatch.monitor.show.build_status import curve_at
+from runwatch.monitor.store.incident import Incident
 from runwatch.rules import Decision, Execution, ExecutionState, NodeVerdict, PlanState, Receipt, all_nodes
 from runwatch.rules.plan import SetContextLength, SetDataMixture, SetLrDecay, SetTokenBudget
 

@@ -1,4 +1,4 @@
-"""Makes the status document of `monitor/status.py` from what a tick knows."""
+"""Makes the status document of `monitor/show/status.py` from what a tick knows."""
 
 import math
 import os
@@ -12,7 +12,6 @@ import numpy as np
 from runwatch.checks import Check, Level, Phase, Signals, all_checks
 from runwatch.monitor.card.run_card import Card, LadderCurve
 from runwatch.monitor.engine.history import Series, finite, latest
-from runwatch.monitor.engine.incidents import Incident
 from runwatch.monitor.show.status import (
     AuditStatus,
     CheckStatus,
@@ -26,6 +25,7 @@ from runwatch.monitor.show.status import (
     Status,
 )
 from runwatch.monitor.store.audit import AuditRow
+from runwatch.monitor.store.incident import Incident
 from runwatch.rules import Alert, AlertState, Execution, NodeVerdict, PlanRules, Throughput, all_nodes
 from runwatch.rules.plan import PlanState
 

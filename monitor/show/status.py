@@ -4,6 +4,8 @@ JSON all through: numbers that are not finite are None. It is also kept as `RUN_
 `runwatch status` answers while the daemon is down and says since when.
 """
 
+import json
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 Health = Literal["healthy", "degraded", "critical"]
@@ -146,3 +148,22 @@ class Status(TypedDict):
     audit: list[AuditStatus]
     conditions: list[ConditionStatus]
     daemon: dict[str, Any]  # {"version", "pid", "started", "tick", "listen", "holder", "outbox"}
+
+
+class StatusError(RuntimeError):
+    """The stored status document cannot be read; the text names the remedy."""
+
+
+def read_status(run_dir: Path) -> Status | None:
+    """The newest status document; None when no daemon has watched this run yet.
+
+    Raises:
+        StatusError: it cannot be read.
+    """
+    path = run_dir / ".runwatch" / "status.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise StatusError(f"{path} cannot be read ({error}); the daemon's next tick writes it anew") from error

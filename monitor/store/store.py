@@ -16,10 +16,10 @@ from typing import Any
 import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError
 
-from runwatch.monitor.engine.incidents import Incident
 from runwatch.monitor.store.audit import GENESIS, AuditRow, chained
 from runwatch.monitor.store.database import StoreError as StoreError  # noqa: PLC0414  who opens a store catches it
 from runwatch.monitor.store.database import known_run, open_engine, wait_for_turn
+from runwatch.monitor.store.incident import Incident
 from runwatch.monitor.store.lease import is_gone
 from runwatch.monitor.store.schema import (
     ALERTS,

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ScriptedTrainer
 
-from runwatch.monitor.daemon.amendments import AmendError, amend, command, described, key_changes
+from runwatch.monitor.commands.amend import command
+from runwatch.monitor.daemon.amendments import AmendError, amend, described, key_changes
 from runwatch.monitor.daemon.watched_run import Watch
 
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from runwatch.monitor.act import approvals
-from runwatch.monitor.daemon.jobs import watched_run as watching
+from runwatch.monitor.daemon import watched_run as watching
 from runwatch.monitor.daemon.settings import DaemonConfig
 from runwatch.monitor.daemon.watched_run import Watch
 from runwatch.monitor.notify import Message, Notifier, Sent
