@@ -61,9 +61,9 @@ class Delivery:
                 }
                 self._outbox.put(tx, Message(one.id, "directive", one.id, tx.run, now, body, one.evidence))
 
-    def deliver(self) -> int:
-        """Deliver what is due; how many directives went out."""
-        return self._outbox.deliver(NAME)
+    def deliver(self, stopped: Callable[[], bool] = lambda: False) -> int:
+        """Deliver what is due, until `stopped`; how many directives went out."""
+        return self._outbox.deliver(NAME, stopped)
 
     @property
     def _way(self) -> Way:

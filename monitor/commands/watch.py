@@ -33,7 +33,8 @@ def watch(
     """Watch the run in RUN_DIR until SIGTERM, or for one tick."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("runwatch").setLevel(logging.DEBUG if verbose else logging.INFO)
-    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+    for name in ("apscheduler", "httpx", "httpcore"):  # httpx logs whole addresses, and those of webhooks are secrets
+        logging.getLogger(name).setLevel(logging.WARNING)
     config = _settings(run_dir, config_file, listen, database)
     store = open_run(run_dir, config.database)
     daemon = Daemon(Watch(run_dir, store, Outbox(store, notifiers(config)), config, this_process()), config)

@@ -25,6 +25,7 @@ from runwatch.monitor.daemon.metrics import Counts
 from runwatch.monitor.daemon.settings import DaemonConfig
 from runwatch.monitor.daemon.watched_run import Watch
 from runwatch.monitor.notify import Closable, Message, Notifier
+from runwatch.monitor.notify.sender import Sender
 from runwatch.monitor.show.digest import digest
 from runwatch.monitor.store.store import Store
 
@@ -56,7 +57,9 @@ class Daemon:
         self._finished = self._observed = monotonic()
         self._busy = threading.Lock()
         self._stop = threading.Event()
-        self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": ThreadPoolExecutor(8)})
+        seats = {"default": ThreadPoolExecutor(2), "tick": ThreadPoolExecutor(1)}
+        self._scheduler = BackgroundScheduler(timezone=UTC, executors=seats)
+        self._senders: list[Sender] = []
         self._listening: list[Closable] = []
 
     @property
@@ -71,8 +74,9 @@ class Daemon:
 
     @property
     def ready(self) -> bool:
-        """Whether the run can be observed and the state be written: the last tick went well and is not long ago."""
-        return self.counts.ready and self._monotonic() - self._observed < self._stale_seconds
+        """Whether the run can be observed, judged and paged about, and the state be written, as of the last tick."""
+        observed = self.counts.ready and self._monotonic() - self._observed < self._stale_seconds
+        return observed and not self.watch.unwell
 
     @property
     def _stale_seconds(self) -> float:
@@ -97,7 +101,7 @@ class Daemon:
             self.counts.ready = True
             self.counts.ticked(self._finished - began, self._clock())
             if self.watch.outcome is not None and self.watch.outcome.messages:
-                self._tell_now()
+                self._send_now()
             log.debug("tick: %s", sentence)
             return True
 
@@ -113,11 +117,12 @@ class Daemon:
     def start(self) -> None:
         """Start the jobs, what listens for decisions, and the liveness thread."""
         self._scheduler.add_listener(self._count, EVENT_JOB_ERROR | EVENT_JOB_MAX_INSTANCES | EVENT_JOB_MISSED)
-        self._every(self.config.tick_seconds, "tick", self.tick)
+        self._every(self.config.tick_seconds, "tick", self.tick, "tick")
         for name, notifier in self.watch.outbox.notifiers.items():
-            self._every(1.0, f"outbox:{name}", partial(self._deliver, name))
+            self._add_sender(f"outbox:{name}", partial(self.send, name))
             self._listen(notifier)
-        self._every(1.0, "delivery", self.watch.delivery.deliver)
+        self._add_sender("delivery", self.direct)
+        self._every(3600.0, "prune", self.watch.outbox.prune)
         self._every(min(60.0, self.config.digest_seconds), "digest", self.digest)
         self._every(self.config.deadman_seconds, "deadman", self.deadman)
         self._scheduler.start()
@@ -127,32 +132,44 @@ class Daemon:
         """End what runs and let another daemon act."""
         self._stop.set()
         notify_service_manager("STOPPING=1")
-        self._scheduler.shutdown(wait=True)
-        for one in self._listening:
+        for one in (*self._senders, *self._listening):
             one.close()
+        self._scheduler.shutdown(wait=True)
+        for sender in self._senders:
+            sender.join()
         try:
             with self.watch.store.transaction() as tx:
                 tx.release_lease(self.watch.holder)
         except SQLAlchemyError as error:
             log.warning("the lease could not be given back; it expires by itself: %s", error)
 
-    def _tell_now(self) -> None:
-        """What a tick has to tell goes out at once and not at the outbox's next turn: a second matters to a page."""
-        for job in self._scheduler.get_jobs():
-            if job.id.startswith("outbox:"):
-                job.modify(next_run_time=datetime.now(UTC))
+    def _send_now(self) -> None:
+        """What a tick has to send goes out at once and not at the sender's next turn: a second matters to a page."""
+        for sender in self._senders:
+            sender.wake()
 
-    def _deliver(self, name: str) -> None:
-        """Send what is due, unless another daemon does."""
-        if not self.watch.standing_by:
-            self.watch.outbox.deliver(name)
+    def _add_sender(self, name: str, deliver: Callable[[Callable[[], bool]], object]) -> None:
+        """A seat of its own for what may hang."""
+        self._senders.append(Sender(name, deliver, partial(self._count_error, name)))
+        self._senders[-1].start()
 
-    def _every(self, seconds: float, name: str, job: Callable[[], Any]) -> None:
+    def send(self, name: str, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Send what is due to one receiver, while this daemon holds the lease."""
+        if self.watch.acting:
+            self.watch.outbox.deliver(name, lambda: stopped() or not self.watch.acting)
+
+    def direct(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Deliver what is due to the trainer, while this daemon holds the lease."""
+        if self.watch.acting:
+            self.watch.delivery.deliver(lambda: stopped() or not self.watch.acting)
+
+    def _every(self, seconds: float, name: str, job: Callable[[], Any], seat: str = "default") -> None:
         self._scheduler.add_job(
             job,
             "interval",
             seconds=seconds,
             id=name,
+            executor=seat,
             next_run_time=datetime.now(UTC),
             coalesce=True,
             misfire_grace_time=None,
@@ -164,9 +181,15 @@ class Daemon:
             self._listening.append(notifier.listen(partial(_decide, self.watch.store)))
 
     def _count(self, event: JobEvent) -> None:
-        counted = self.counts.job_errors if event.code == EVENT_JOB_ERROR else self.counts.job_missed
+        if event.code == EVENT_JOB_ERROR:
+            self._count_error(event.job_id)
+            return
         with self.counts.lock:
-            counted[event.job_id] += 1
+            self.counts.job_missed[event.job_id] += 1
+
+    def _count_error(self, name: str) -> None:
+        with self.counts.lock:
+            self.counts.job_errors[name] += 1
 
     def digest(self) -> None:
         """Put the digest of this interval into the outbox; the same interval has one."""

@@ -240,6 +240,7 @@ class Collector:
         standing = self.watch.outbox.standing()
         for name, field_name, text in (
             ("outbox_pending", "pending", "Messages that wait to be sent."),
+            ("outbox_failing", "failing", "Messages that a receiver did not take, and that are sent again."),
             ("outbox_failed", "failed", "Messages given up."),
             ("outbox_oldest_timestamp_seconds", "oldest", "When the oldest waiting message was written."),
         ):

@@ -25,7 +25,7 @@ from runwatch.monitor.daemon.settings import DaemonConfig
 from runwatch.monitor.engine.conclude import Outcome, Snapshot, conclude, world_of
 from runwatch.monitor.engine.evaluate import Judged, LiveJudge
 from runwatch.monitor.engine.history import SPARKLINE, Series, sparkline
-from runwatch.monitor.notify.outbox import Outbox, waiting
+from runwatch.monitor.notify.outbox import Outbox, Standing, unsent
 from runwatch.monitor.read.run_directory import RunReader
 from runwatch.monitor.show.build_status import View, compose, curve_at
 from runwatch.monitor.store import audit
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 30.0
+STUCK_SECONDS = 90.0
+"""Longer than any receiver's own deadline: W&B's, the longest, is 40 s."""
 STATUS_INCIDENTS = 100
 STATUS_AUDIT = 50
 
@@ -55,6 +57,8 @@ class Watch:
         """Whether this daemon holds the lease."""
         self.standing_by = False
         """Whether another daemon holds it."""
+        self.unpaged = False
+        """Whether a receiver does not take what it is sent."""
         self._card = CardFile(run_dir)
         self._receipts, self._requests = receipts_of(run_dir), requests_of(run_dir)
         self._log_settled = False
@@ -243,8 +247,23 @@ class Watch:
         if rows:
             audit.append(self._mirror, rows)
         standing = self.outbox.standing()
-        self.conditions.put("outbox", waiting(standing, now), now)
+        self._note_receivers(standing, now)
         self._publish(now, incidents, newest, standing)
+
+    def _note_receivers(self, standing: Mapping[str, Standing], now: float) -> None:
+        """A receiver that takes nothing, or holds its sender, is a condition: its pages do not reach anybody."""
+        stuck = self.outbox.stuck(STUCK_SECONDS)
+        self.unpaged = False
+        for name, one in standing.items():
+            held = f"{name} has not answered for {STUCK_SECONDS:.0f} s" if name in stuck else None
+            problem = unsent(name, one) or held
+            self.unpaged |= problem is not None
+            self.conditions.put(f"receiver {name}", problem, now)
+
+    @property
+    def unwell(self) -> bool:
+        """Whether a check raises or a receiver takes no pages: the run is not watched as it should be."""
+        return self.unpaged or bool(self.judge.errors)
 
     def _note(self, judged: Judged, now: float) -> None:
         """Keep the daemon's own conditions."""

@@ -227,7 +227,7 @@ def test_a_daemon_that_stands_by_sends_no_signal_and_no_message(
     first.outbox.deliver("all")
     assert not heard
     acting.deadman()
-    standby._deliver("all")  # noqa: SLF001  what its outbox job does
+    standby.send("all")
     assert not heard
-    acting._deliver("all")  # noqa: SLF001  the same
+    acting.send("all")
     assert [message.kind for message in heard] == ["deadman"]

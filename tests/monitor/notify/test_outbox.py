@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from runwatch.monitor.notify import Kind, Message, Notifier, SendError, Sent
-from runwatch.monitor.notify.outbox import CLAIM_SECONDS, Outbox
+from runwatch.monitor.notify.outbox import CLAIM_SECONDS, KEPT_SECONDS, Outbox, unsent
 from runwatch.monitor.store.schema import OUTBOX
 from runwatch.monitor.store.store import Store
 
@@ -86,12 +86,75 @@ def test_the_receivers_own_pause_is_kept(medium: Medium) -> None:
     assert medium.deliver(2) == ["k"]
 
 
-def test_a_permanent_failure_is_given_up_and_counted(medium: Medium) -> None:
-    medium.answers = [SendError("no such channel", permanent=True)]
+@pytest.mark.parametrize("outage", [10.0, 240.0, 36_000.0])
+@pytest.mark.parametrize("permanent", [False, True], ids=["away", "refuses"])
+def test_a_page_is_sent_within_a_minute_of_the_receivers_return_however_long_it_was_away(
+    medium: Medium, outage: float, permanent: bool
+) -> None:
+    medium.answers = [SendError("HTTP 401", permanent=permanent)] * 100_000
+    medium.put("k")
+    end = medium.now + outage
+    while medium.now < end:
+        medium.deliver(min(20.0, outage / 2))
+    assert medium.outbox.standing()["medium"]["failing"] == 1
+    medium.answers = []
+    assert [key for _ in range(4) for key in medium.deliver(20)] == ["k"]
+    assert medium.outbox.standing()["medium"] == {
+        "pending": 0,
+        "failing": 0,
+        "failed": 0,
+        "oldest": None,
+        "error": None,
+    }
+
+
+def test_what_is_refused_for_itself_does_not_hold_up_what_comes_after_it(medium: Medium) -> None:
+    medium.answers = [SendError("invalid blocks", permanent=True)]
+    medium.put("opened")
+    medium.deliver()
+    medium.put("resolved", "incident_resolved")
+    assert medium.deliver(1) == ["resolved"]
+
+
+def test_a_receiver_that_takes_nothing_is_a_problem_with_its_answer_and_what_waits(medium: Medium) -> None:
+    medium.answers = [SendError("HTTP 503")] * 2
     medium.put("k")
     medium.deliver()
-    assert medium.deliver(1000) == []
-    assert medium.outbox.standing()["medium"] == {"pending": 0, "failed": 1, "oldest": None}
+    assert unsent("medium", medium.outbox.standing()["medium"]) is None, "one failure may be a restart"
+    medium.deliver(10)
+    assert unsent("medium", medium.outbox.standing()["medium"]) == (
+        "medium takes no messages (HTTP 503); 1 message waits and will be sent again until taken"
+    )
+
+
+def test_an_alert_that_fires_is_sent_again_after_an_outage_longer_than_every_deadline(store: Store) -> None:
+    medium = Medium(store, refresh=60)
+    medium.put("opened")
+    assert medium.deliver() == ["opened"]
+    medium.answers = [SendError("down")] * 3 + [SendError("HTTP 404", permanent=True)] * 1_000
+    for _ in range(500):
+        medium.deliver(30)
+    medium.answers = []
+    assert medium.deliver(60) == ["opened"]
+    assert medium.deliver(61) == ["opened"]
+
+
+def test_what_is_long_over_is_pruned_and_what_fires_is_not(medium: Medium) -> None:
+    for subject in ("a-0001", "b-0001"):
+        medium.put(f"opened {subject}", subject=subject)
+    medium.put("resolved", "incident_resolved", "a-0001")
+    medium.deliver()
+    medium.now += KEPT_SECONDS + 1
+    medium.outbox.prune()
+    with medium.store.transaction() as tx:
+        assert set(tx.connection.scalars(select(OUTBOX.c.key))) == {"opened b-0001"}
+
+
+def test_a_sender_stops_between_two_messages(medium: Medium) -> None:
+    for number in range(3):
+        medium.put(f"k{number}", subject=f"a-{number}")
+    medium.outbox.deliver("medium", stopped=lambda: bool(medium.heard))
+    assert [message.key for message in medium.heard] == ["k0"]
 
 
 def test_a_message_past_its_deadline_is_given_up(medium: Medium) -> None:
