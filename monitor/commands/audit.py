@@ -6,14 +6,9 @@ from typing import Any
 
 import click
 
-from runwatch.monitor.commands.options import USAGE, Failure, database_option, run_dir_argument
-from runwatch.monitor.commands.store import open_run
+from runwatch.monitor.commands.options import Failure, database_option, run_dir_argument
+from runwatch.monitor.commands.store import read_run
 from runwatch.monitor.store import audit as chain
-
-
-def _require_run(run_dir: Path) -> None:
-    if not run_dir.is_dir():
-        raise Failure(f"{run_dir} is no directory", USAGE)
 
 
 @click.group()
@@ -26,8 +21,7 @@ def audit() -> None:
 @database_option
 def verify(run_dir: Path, database: str | None) -> None:
     """Check that no row was changed, removed or inserted, in the database and in its mirror."""
-    _require_run(run_dir)
-    with open_run(run_dir, database).transaction() as tx:
+    with read_run(run_dir, database).transaction() as tx:
         rows = tx.audit_rows()
     mirror = run_dir / ".runwatch" / "audit.jsonl"
     try:
@@ -46,8 +40,7 @@ def verify(run_dir: Path, database: str | None) -> None:
 @database_option
 def show(run_dir: Path, database: str | None) -> None:
     """Print the log, oldest first."""
-    _require_run(run_dir)
-    with open_run(run_dir, database).transaction() as tx:
+    with read_run(run_dir, database).transaction() as tx:
         for row in tx.audit_rows():
             at = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(row.time))
             click.echo(f"{row.seq:>6}  {at}  {row.kind:<14} {row.sentence}")

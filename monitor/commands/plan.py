@@ -6,7 +6,7 @@ import click
 
 from runwatch.monitor.act.approvals import DecisionError, decide, switch_plans
 from runwatch.monitor.commands.options import USAGE, Failure, LazyGroup, by_option, database_option, run_dir_argument
-from runwatch.monitor.commands.store import open_run
+from runwatch.monitor.commands.store import open_run, read_run
 from runwatch.monitor.store.store import Store
 from runwatch.rules import Execution
 
@@ -23,18 +23,12 @@ def plan() -> None:
     """Fallback plans: what was proposed and done, what would be done, and your decision."""
 
 
-def _store(run_dir: Path, database: str | None) -> Store:
-    if not run_dir.is_dir():
-        raise Failure(f"{run_dir} is no directory", USAGE)
-    return open_run(run_dir, database)
-
-
 @plan.command("list")
 @run_dir_argument
 @database_option
 def list_executions(run_dir: Path, database: str | None) -> None:
     """Every execution of a plan, newest first."""
-    with _store(run_dir, database).transaction() as tx:
+    with read_run(run_dir, database).transaction() as tx:
         executions, enabled = tx.executions(), tx.setting("plans_enabled", "true") == "true"
     if not enabled:
         click.echo("Plans are disabled: nothing is requested until `runwatch plan enable`.\n")
@@ -64,7 +58,7 @@ def described(execution: Execution) -> str:
 @database_option
 def approve(run_dir: Path, execution_id: str, by: str, reason: str, database: str | None) -> None:
     """Let a proposed plan be carried out."""
-    _decide(_store(run_dir, database), execution_id, approved=True, by=by, reason=reason)
+    _decide(open_run(run_dir, database), execution_id, approved=True, by=by, reason=reason)
 
 
 @plan.command()
@@ -75,7 +69,7 @@ def approve(run_dir: Path, execution_id: str, by: str, reason: str, database: st
 @database_option
 def reject(run_dir: Path, execution_id: str, by: str, reason: str, database: str | None) -> None:
     """Turn a proposed plan down."""
-    _decide(_store(run_dir, database), execution_id, approved=False, by=by, reason=reason)
+    _decide(open_run(run_dir, database), execution_id, approved=False, by=by, reason=reason)
 
 
 def _decide(store: Store, execution_id: str, *, approved: bool, by: str, reason: str) -> None:
@@ -96,7 +90,7 @@ def _decide(store: Store, execution_id: str, *, approved: bool, by: str, reason:
 @database_option
 def disable(run_dir: Path, by: str, reason: str, database: str | None) -> None:
     """Kill switch: no directive is requested until plans are enabled again, also after a restart."""
-    click.echo(switch_plans(_store(run_dir, database), enabled=False, by=by, reason=reason))
+    click.echo(switch_plans(open_run(run_dir, database), enabled=False, by=by, reason=reason))
 
 
 @plan.command()
@@ -106,4 +100,4 @@ def disable(run_dir: Path, by: str, reason: str, database: str | None) -> None:
 @database_option
 def enable(run_dir: Path, by: str, reason: str, database: str | None) -> None:
     """Let plans be carried out again."""
-    click.echo(switch_plans(_store(run_dir, database), enabled=True, by=by, reason=reason))
+    click.echo(switch_plans(open_run(run_dir, database), enabled=True, by=by, reason=reason))

@@ -12,8 +12,12 @@ from runwatch.monitor.store.store import StoreError
 
 @click.command("report")
 @run_dir_argument
-@click.option("--html", "html_file", type=click.Path(path_type=Path), help="[RUN_DIR/.runwatch/report.html]")
-@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="[RUN_DIR/.runwatch/report.md]")
+@click.option(
+    "--html", "html_file", type=click.Path(path_type=Path), help="[RUN_DIR's name.html, in the current directory]"
+)
+@click.option(
+    "--markdown", "markdown_file", type=click.Path(path_type=Path), help="[RUN_DIR's name.md, in the current directory]"
+)
 @database_option
 def report_command(run_dir: Path, html_file: Path | None, markdown_file: Path | None, database: str | None) -> None:
     """The public page of the run in RUN_DIR: what was registered, what fired, what was decided and what came of it.
@@ -23,11 +27,14 @@ def report_command(run_dir: Path, html_file: Path | None, markdown_file: Path | 
     if not run_dir.is_dir():
         raise Failure(f"{run_dir} is no directory", USAGE)
     if html_file is None and markdown_file is None:
-        html_file, markdown_file = run_dir / ".runwatch" / "report.html", run_dir / ".runwatch" / "report.md"
+        name = run_dir.resolve().name  # the run directory is read, and may be another's
+        html_file, markdown_file = Path(f"{name}.html"), Path(f"{name}.md")
     try:
         report(run_dir, html_file, markdown_file, database)
     except ReportError as error:
         raise Failure(str(error), UNAVAILABLE) from error
+    except OSError as error:
+        raise Failure(f"{error.filename}: {error.strerror}; name another place with --html and --markdown") from error
     except (SourceError, StoreError) as error:
         raise Failure(str(error), DATA) from error
     for path in (html_file, markdown_file):

@@ -138,6 +138,7 @@ class Watch:
                 self._open(saved.cursor)
                 return "began again where the store stands"
             snapshot = self._snapshot(now, block, judged, book, receipts, saved, tx)
+            self.conditions.put("stored rows", _set_aside(tx.unreadable), now)
             outcome = conclude(snapshot)
             self._note(judged, now)
             self._keep(tx, outcome, saved, now)
@@ -191,7 +192,7 @@ class Watch:
             records=self.records,
             rulebook=book,
             receipts=receipts,
-            taken=self._requests.names | self._receipts.names,
+            taken=self._requests.names | self._receipts.names | frozenset(tx.unreadable),
             saved=saved,
             incidents=tx.open_incidents(),
         )
@@ -321,6 +322,13 @@ class Watch:
             number,
         )
         write_json(self.run_dir / ".runwatch" / "status.json", self.status, durable=False)
+
+
+def _set_aside(unreadable: Mapping[str, str]) -> str | None:
+    if not unreadable:
+        return None
+    first = next(iter(unreadable.values()))
+    return f"{len(unreadable)} stored rows cannot be read and are set aside as they are; the first: {first}"
 
 
 def _train_records(rows: Signals) -> int:

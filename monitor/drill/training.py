@@ -22,7 +22,7 @@ from runwatch.monitor.drill.evidence import gather
 from runwatch.monitor.drill.links import Drill, Found, settled
 from runwatch.monitor.drill.receiver import Receiver
 from runwatch.monitor.read.run_directory import RunReader
-from runwatch.monitor.store.store import StoreError, open_store, sqlite_url
+from runwatch.monitor.store.store import StoreError, read_store, sqlite_url
 
 CARD = "cards/drill.yaml"
 WARM_UP_STEPS = 1000
@@ -195,7 +195,7 @@ class _Watched:
         """What is there now."""
         if not (self.folder / ".runwatch" / "status.json").exists():
             return Found()
-        store = open_store(sqlite_url(self.folder), "drill")
+        store = read_store(sqlite_url(self.folder), "drill")
         try:
             return gather(self.folder, store, self.receiver.told(self.drill.name), self.attempt, self.onset)
         finally:

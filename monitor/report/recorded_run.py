@@ -23,7 +23,7 @@ from runwatch.monitor.read.run_directory import RunReader
 from runwatch.monitor.read.sources import Loaded, load
 from runwatch.monitor.store.audit import AuditRow, broken, read_mirror
 from runwatch.monitor.store.incident import Incident
-from runwatch.monitor.store.store import Saved, open_store, sqlite_url
+from runwatch.monitor.store.store import Saved, read_store, sqlite_url
 from runwatch.rules import (
     Alert,
     Execution,
@@ -133,9 +133,9 @@ def gather(run_dir: Path, database: str | None = None) -> Dossier:
     file.refresh()
     receipts = receipts_of(run_dir).read()
     loaded = _loaded(run_dir)
-    own = run_dir / ".runwatch" / "state.db"
-    watched = database is not None or own.exists()
-    remembered = _stored(run_dir, database or sqlite_url(run_dir)) if watched else _unwatched(run_dir, receipts)
+    known = database is not None or (run_dir / ".runwatch" / "state.db").exists()
+    remembered = _stored(run_dir, database or sqlite_url(run_dir)) if known else None
+    remembered = remembered or _unwatched(run_dir, receipts)
     book = rulebook(file.card, remembered.saved.executions, remembered.saved.declarations)
     verdicts = backtest(loaded, book.checks, book.changes).verdicts
     alerts, transitions = judged_alerts(verdicts, loaded.signals)
@@ -173,10 +173,13 @@ def judged_alerts(
     return alerts, tuple(sorted(transitions, key=lambda transition: transition.row))
 
 
-def _stored(run_dir: Path, url: str) -> Remembered:
-    store = open_store(url, run_name(run_dir))
+def _stored(run_dir: Path, url: str) -> Remembered | None:
+    """What the database knows; None where no daemon has stored a tick: a declaration alone watches nothing."""
+    store = read_store(url, run_name(run_dir))
     try:
         with store.transaction() as tx:
+            if not tx.watched:
+                return None
             saved, incidents, rows = tx.load(), tx.incidents(), tx.audit_rows()
     finally:
         store.close()

@@ -10,6 +10,9 @@ import sqlalchemy as sql
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
 
+from runwatch.monitor.store import reading
+from runwatch.monitor.store.migrations import migrate, too_new, version
+from runwatch.monitor.store.reading import StoreError
 from runwatch.monitor.store.schema import AUDIT, LEASE, TABLES
 
 BUSY_SECONDS = 10.0
@@ -40,10 +43,6 @@ FOR EACH STATEMENT EXECUTE FUNCTION runwatch_append_only()
 """
 
 
-class StoreError(Exception):
-    """The database cannot be used; the text says what to do."""
-
-
 def open_engine(url: str) -> sql.Engine:
     """The database at an SQLAlchemy URL, with our tables in it.
 
@@ -54,14 +53,43 @@ def open_engine(url: str) -> sql.Engine:
     try:
         with engine.begin() as connection:
             wait_for_turn(connection, "the tables")
-            TABLES.create_all(connection)
-            _protect_audit(connection)
             if engine.dialect.name == "sqlite":
                 _check(connection)
-    except (DatabaseError, OSError) as error:
+            found = _usable(engine, connection)
+            TABLES.create_all(connection)
+            migrate(connection, found)
+            _protect_audit(connection)
+    except (DatabaseError, OSError, StoreError) as error:
         engine.dispose()
-        raise StoreError(_remedy(engine, error)) from error
+        raise error if isinstance(error, StoreError) else StoreError(_remedy(engine, error)) from error
     return engine
+
+
+def open_to_read(url: str) -> sql.Engine:
+    """The database at an SQLAlchemy URL, as it is: nothing is created, changed or locked, and no write access is needed.
+
+    Raises:
+        StoreError: there is none, or it cannot be read.
+    """
+    engine = reading.sqlite(url) if url.startswith("sqlite") else _server(url, reading=True)
+    try:
+        with engine.begin() as connection:
+            found = _usable(engine, connection)
+    except (DatabaseError, OSError, StoreError) as error:
+        engine.dispose()
+        raise error if isinstance(error, StoreError) else StoreError(_remedy(engine, error)) from error
+    if not found[0]:
+        engine.dispose()
+        raise StoreError(f"{where(engine)} holds no run: no daemon has used it yet")
+    return engine
+
+
+def _usable(engine: sql.Engine, connection: sql.Connection) -> tuple[int, int]:
+    found = version(connection)
+    problem = too_new(found)
+    if problem is not None:
+        raise StoreError(f"cannot use the database {where(engine)}: {problem}")
+    return found
 
 
 def known_run(engine: sql.Engine) -> str | None:
@@ -96,7 +124,7 @@ def _protect_audit(connection: sql.Connection) -> None:
             connection.exec_driver_sql(_APPEND_ONLY_POSTGRES)
 
 
-def _server(url: str) -> sql.Engine:
+def _server(url: str, *, reading: bool = False) -> sql.Engine:
     """PostgreSQL, or what else SQLAlchemy knows. One idle connection for each daemon: a fleet has many."""
     try:
         parsed = sql.make_url(url.replace("postgres://", "postgresql://", 1))
@@ -104,7 +132,8 @@ def _server(url: str) -> sql.Engine:
             parsed = parsed.set(drivername="postgresql+psycopg")
         is_postgres = parsed.get_backend_name() == "postgresql"
         given = {name: value for name, value in POSTGRES.items() if is_postgres and name not in parsed.query}
-        return sql.create_engine(parsed, pool_pre_ping=True, pool_size=1, max_overflow=9, connect_args=given)
+        engine = sql.create_engine(parsed, pool_pre_ping=True, pool_size=1, max_overflow=9, connect_args=given)
+        return engine.execution_options(postgresql_readonly=True) if reading and is_postgres else engine
     except ArgumentError as error:
         raise StoreError(f"the database's URL cannot be used: {error}; write postgresql://USER@HOST/NAME") from error
     except ModuleNotFoundError as error:
@@ -147,12 +176,18 @@ def _identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def where(engine: sql.Engine) -> str:
+    """The database's place, for people."""
+    if engine.dialect.name == "sqlite":
+        return (engine.url.database or "").removeprefix("file:").partition("?")[0]
+    return engine.url.render_as_string(hide_password=True)
+
+
 def _remedy(engine: sql.Engine, error: Exception) -> str:
-    where = engine.url.database if engine.dialect.name == "sqlite" else engine.url.render_as_string(hide_password=True)
     reason = " ".join(str(getattr(error, "orig", error)).split())
     if "malformed" in reason or "not a database" in reason:
         return (
-            f"{where} is damaged ({reason}): move it aside and start again; alerts are judged anew from telemetry, and "
+            f"{where(engine)} is damaged ({reason}): move it aside and start again; alerts are judged anew from telemetry, and "
             "directives that were acted upon are known from control/receipts/"
         )
-    return f"cannot use the database {where}: {reason}"
+    return f"cannot use the database {where(engine)}: {reason}"

@@ -27,6 +27,13 @@ def _body() -> sql.Column[str]:
     return sql.Column("body", sql.Text, nullable=False)
 
 
+VERSION = sql.Table(
+    "schema_version",
+    TABLES,
+    sql.Column("version", sql.Integer, nullable=False),
+    sql.Column("readable_by", sql.Integer, nullable=False),
+)
+"""One row: the version of these tables, and the oldest version whose release can still work on them (`migrations.py`)."""
 CURSOR = sql.Table("cursor", TABLES, _run(), _body())
 ALERTS = sql.Table("alerts", TABLES, _run(), sql.Column("check", sql.String, primary_key=True), _body())
 INCIDENTS = sql.Table(
@@ -95,7 +102,7 @@ OUTBOX = sql.Table(
     sql.Column("deadline", sql.Float, nullable=False),
     sql.Column("due", sql.Float, nullable=False),
     sql.Column("attempts", sql.Integer, nullable=False),
-    sql.Column("state", sql.String, nullable=False),  # pending, sent, failed
+    sql.Column("state", sql.String, nullable=False),  # pending, refused (waits too), sent, failed
     sql.Column("sent", sql.Float),
     sql.Column("error", Words),
     sql.Column("payload", sql.Text, nullable=False),

@@ -11,14 +11,15 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sql
+from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import IntegrityError
 
 from runwatch.monitor.store.audit import GENESIS, AuditRow, chained
 from runwatch.monitor.store.database import StoreError as StoreError  # noqa: PLC0414  who opens a store catches it
-from runwatch.monitor.store.database import known_run, open_engine, wait_for_turn
+from runwatch.monitor.store.database import known_run, open_engine, open_to_read, wait_for_turn
 from runwatch.monitor.store.incident import Incident
 from runwatch.monitor.store.lease import is_gone
 from runwatch.monitor.store.schema import (
@@ -50,15 +51,17 @@ class Saved:
 class Store:
     """The database, as seen by the daemon and the command line of one run."""
 
-    def __init__(self, engine: sql.Engine, run: str) -> None:
+    def __init__(self, engine: sql.Engine, run: str, *, reading: bool = False) -> None:
         self.engine = engine
         self.run = run
+        self._reading = reading
 
     @contextmanager
     def transaction(self) -> Generator["Transaction"]:
         """All of it is stored when the block ends well, none of it otherwise. A run has one writer at a time."""
         with self.engine.begin() as connection:
-            wait_for_turn(connection, self.run)
+            if not self._reading:
+                wait_for_turn(connection, self.run)
             yield Transaction(connection, self.run)
 
     def close(self) -> None:
@@ -76,9 +79,26 @@ def open_store(url: str, run: str) -> Store:
     return Store(engine, known_run(engine) or run)
 
 
+def read_store(url: str, run: str) -> Store:
+    """Open the database at an SQLAlchemy URL to read, without write access to it and without a trace in it.
+
+    Raises:
+        StoreError: there is none, or it cannot be read.
+    """
+    engine = open_to_read(url)
+    return Store(engine, known_run(engine) or run, reading=True)
+
+
 def sqlite_url(run_dir: Path) -> str:
     """Where a run's database lies unless another is configured."""
     return f"sqlite:///{run_dir / '.runwatch' / 'state.db'}"
+
+
+Stored = TypeVar("Stored", bound=BaseModel)
+
+
+def _rows_of(table: sql.Table, run: str) -> sql.Select[Any]:
+    return sql.select(table).where(table.c.run == run)
 
 
 class Transaction:
@@ -87,12 +107,14 @@ class Transaction:
     def __init__(self, connection: sql.Connection, run: str) -> None:
         self.connection = connection
         self.run = run
+        self.unreadable: dict[str, str] = {}
+        """What was stored and cannot be read, by id: set aside, and as it was."""
 
     def load(self) -> Saved:
         """Everything that a tick needs."""
         return Saved(
             cursor=self.cursor(),
-            alerts={row.check: Alert.model_validate_json(row.body) for row in self._rows(ALERTS)},
+            alerts={alert.check: alert for alert in self._bodies(Alert, _rows_of(ALERTS, self.run), ALERTS.c.check)},
             executions=self.executions(),
             decisions={
                 row.execution: Decision(approved=row.approved, by=row.by, reason=row.reason, time=row.time)
@@ -105,12 +127,32 @@ class Transaction:
     def _rows(self, table: sql.Table) -> Sequence[Any]:
         return self.connection.execute(sql.select(table).where(table.c.run == self.run)).all()
 
+    def _bodies(self, kind: type[Stored], query: sql.Select[Any], key: sql.Column[str]) -> list[Stored]:
+        """What the rows of a query hold, each read by itself; one that cannot be read is in `unreadable`.
+
+        Keys that this release does not know are left out: a later one may have written them.
+        """
+        found: list[Stored] = []
+        for row in self.connection.execute(query).mappings():
+            try:
+                found.append(kind.model_validate_json(row["body"], extra="ignore"))
+            except ValidationError as error:
+                first = error.errors()[0]
+                place = ".".join(map(str, first["loc"])) or "it"
+                self.unreadable[row[key.name]] = f"{key.table.name} {row[key.name]}: {place}: {first['msg']}"
+        return found
+
     def put(self, table: sql.Table, keys: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Insert or replace the one row with `keys`."""
         same = sql.and_(table.c.run == self.run, *(table.c[name] == value for name, value in keys.items()))
         changed = self.connection.execute(sql.update(table).where(same).values(**values)).rowcount
         if not changed:
             self.connection.execute(sql.insert(table).values(run=self.run, **keys, **values))
+
+    @property
+    def watched(self) -> bool:
+        """Whether a daemon has stored a tick of this run; a decision or a declaration alone watches nothing."""
+        return bool(self.cursor())
 
     def cursor(self) -> Mapping[str, Any]:
         """How far the run has been judged; empty before the first tick."""
@@ -132,14 +174,13 @@ class Transaction:
 
     def incidents(self, limit: int | None = None) -> list[Incident]:
         """Incidents, newest first."""
-        query = sql.select(INCIDENTS.c.body).where(INCIDENTS.c.run == self.run)
-        query = query.order_by(INCIDENTS.c.opened.desc(), INCIDENTS.c.id.desc()).limit(limit)
-        return [Incident.model_validate_json(body) for body in self.connection.scalars(query)]
+        query = _rows_of(INCIDENTS, self.run).order_by(INCIDENTS.c.opened.desc(), INCIDENTS.c.id.desc()).limit(limit)
+        return self._bodies(Incident, query, INCIDENTS.c.id)
 
     def open_incidents(self) -> dict[str, Incident]:
         """Incidents that fire, or of which people do not know yet that they are over."""
-        query = sql.select(INCIDENTS.c.id, INCIDENTS.c.body).where(INCIDENTS.c.run == self.run, INCIDENTS.c.open)
-        return {row.id: Incident.model_validate_json(row.body) for row in self.connection.execute(query)}
+        query = _rows_of(INCIDENTS, self.run).where(INCIDENTS.c.open)
+        return {incident.id: incident for incident in self._bodies(Incident, query, INCIDENTS.c.id)}
 
     def put_incident(self, incident: Incident) -> None:
         """Store one incident."""
@@ -148,8 +189,8 @@ class Transaction:
 
     def executions(self) -> tuple[Execution, ...]:
         """Executions, oldest first."""
-        query = sql.select(EXECUTIONS.c.body).where(EXECUTIONS.c.run == self.run).order_by(EXECUTIONS.c.ordinal)
-        return tuple(Execution.model_validate_json(body) for body in self.connection.scalars(query))
+        query = _rows_of(EXECUTIONS, self.run).order_by(EXECUTIONS.c.ordinal)
+        return tuple(self._bodies(Execution, query, EXECUTIONS.c.id))
 
     def put_execution(self, execution: Execution) -> None:
         """Store one execution; a new one goes to the end."""

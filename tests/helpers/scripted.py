@@ -80,8 +80,8 @@ class ScriptedTrainer:
             "context_length": 128,
             "paused": False,
         }
-        (self.run_dir / "telemetry").mkdir(parents=True)
-        (self.run_dir / "control" / "receipts").mkdir(parents=True)
+        (self.run_dir / "telemetry").mkdir(parents=True, exist_ok=True)
+        (self.run_dir / "control" / "receipts").mkdir(parents=True, exist_ok=True)
 
     def train(self, steps: int) -> float:
         """Do so many steps; the time at the end of the last."""

@@ -289,10 +289,13 @@ def test_without_matplotlib_the_page_is_refused_and_the_comment_is_made(
     assert "shorten" in (tmp_path / "report.md").read_text()
 
 
-def test_the_command_writes_both_below_the_run_or_only_what_was_named(acted: Path, tmp_path: Path) -> None:
+def test_the_command_writes_both_where_it_is_called_or_only_what_was_named(
+    acted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_dir = shutil.copytree(acted, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(report_command, [str(run_dir)]).exit_code == 0
-    assert {path.name for path in (run_dir / ".runwatch").glob("report.*")} == {"report.html", "report.md"}
+    assert {path.name for path in tmp_path.glob("run.*")} == {"run.html", "run.md"}
     only = CliRunner().invoke(report_command, [str(run_dir), "--markdown", str(tmp_path / "only.md")])
     assert only.output == f"Wrote {tmp_path / 'only.md'}\n"
 
