@@ -9,10 +9,11 @@ of any length: a backtest of a whole run and one live row are the same code with
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from runwatch.checks import Check, Level, Signals, Verdicts
 
@@ -81,11 +82,23 @@ class Moment(BaseModel):
     time: float
 
 
+class BadRecord(BaseModel):
+    """What a check said of one bad record: level, value, limit and sentence belong together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    level: Level
+    value: float
+    limit: float
+    message: str
+
+
 class Alert(BaseModel):
     """One check's alert after the newest judged record.
 
     `level`, `value` and `limit` are of that record; `message` is of the last bad one. `severity` is the level that the
-    alert stands at while it lives (OK otherwise), `worst` the highest of this life or of the last one.
+    alert stands at while it lives (OK otherwise), `worst` the worst record of this life or of the last one: of those at
+    the highest level the one that lies furthest beyond its limit, as a share of the limit.
     `critical_since` is the first critical record, in the attempt of the newest critical one, of a stretch that has not
     eased. `lives` counts firings: a check's name and this number name an incident.
     """
@@ -95,7 +108,7 @@ class Alert(BaseModel):
     check: str
     state: AlertState = AlertState.INACTIVE
     severity: Level = Level.OK
-    worst: Level = Level.OK
+    worst: BadRecord | None = None
     level: Level = Level.UNKNOWN
     value: float = float("nan")
     limit: float = float("nan")
@@ -111,6 +124,18 @@ class Alert(BaseModel):
     calm_records: int = 0
     flaps: int = 0
     lives: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _worst_was_a_level(cls, stored: Any) -> Any:
+        """Databases of the releases before hold the level alone: value, limit and sentence are then of the newest record."""
+        if not isinstance(stored, dict) or not isinstance(stored.get("worst"), int):
+            return stored
+        kept: dict[str, Any] = dict(stored)
+        level = kept.pop("worst")
+        if level > Level.OK:
+            kept["worst"] = {"level": level} | {key: kept[key] for key in ("value", "limit", "message")}
+        return kept
 
     @property
     def alive(self) -> bool:
@@ -145,10 +170,10 @@ def advance(
     transitions: list[Transition] = []
     row, current = 0, alert
     while (found := block.next_change(current, row)) is not None:
-        row, reason = found
-        current = block.changed(current, row, reason)
+        start, (row, reason) = row, found
+        current = block.changed(current, start, row, reason)
         transitions.append(Transition(reason, row, current))
-    return block.after(current, len(signals) - 1), tuple(transitions)
+    return block.after(current, row, len(signals) - 1), tuple(transitions)
 
 
 def inhibited(alerts: Mapping[str, Alert]) -> frozenset[str]:
@@ -203,23 +228,21 @@ class _Block:
             self._reaching[which, count] = np.flatnonzero(rows & (run >= count))
         return self._reaching[which, count]
 
-    def changed(self, alert: Alert, row: int, reason: Reason) -> Alert:
-        """`alert` right after it changed at `row`."""
+    def changed(self, alert: Alert, start: int, row: int, reason: Reason) -> Alert:
+        """`alert`, which has seen the rows before `start`, right after it changed at `row`."""
         at = self._moment(row)
         if alert.state is AlertState.INACTIVE:
             alert = alert.model_copy(update={"flaps": self.flaps(alert, row)})
-        alert = self.after(alert, row)
+        alert = self.after(alert, start, row)
         match reason:
             case Reason.PENDING:
                 return alert.model_copy(update={"state": AlertState.PENDING, "since": at})
             case Reason.CANCELLED:
                 return alert.model_copy(update={"state": AlertState.INACTIVE, "since": None})
             case Reason.FIRED:
-                return alert.model_copy(update=_firing(alert, at))
+                return alert.model_copy(update={**_firing(alert, at), "worst": self._bad_record(row)})
             case Reason.ESCALATED:
-                return alert.model_copy(
-                    update={"severity": Level.CRITICAL, "worst": Level.CRITICAL, "critical_since": at}
-                )
+                return alert.model_copy(update={"severity": Level.CRITICAL, "critical_since": at})
             case Reason.EASED:
                 return alert.model_copy(update={"severity": Level.WARN, "critical_since": None})
             case Reason.RESOLVED:
@@ -232,8 +255,8 @@ class _Block:
                     }
                 )
 
-    def after(self, alert: Alert, row: int) -> Alert:
-        """`alert` with what is counted and last seen up to `row`, its state unchanged."""
+    def after(self, alert: Alert, start: int, row: int) -> Alert:
+        """`alert` with what is counted and seen from row `start` up to `row`, its state unchanged."""
         update: dict[str, object] = {
             "level": Level(int(self.verdicts.level[row])),
             "value": float(self.verdicts.value[row]),
@@ -243,6 +266,8 @@ class _Block:
             "calm_records": int(self.calm_run[row]),
             "bad_records": int(self.bad_run[row]),
         }
+        if alert.state is AlertState.FIRING:
+            update["worst"] = self._worst(alert.worst, start, row)
         bad = _last(self.bad_rows, row)
         if bad is not None:
             update |= {"last_bad": self._moment(bad), "message": self.check.message(self.verdicts, bad)}
@@ -250,6 +275,34 @@ class _Block:
         if critical is not None and alert.critical_since is not None:
             update["critical_since"] = self._critical_since(alert.critical_since, critical)
         return alert.model_copy(update=update)
+
+    def _worst(self, worst: BadRecord | None, start: int, row: int) -> BadRecord | None:
+        """The worst of `worst` and of the bad records from `start` to `row`; the first of equals.
+
+        Of the same level only what lies on the same side of its limit is compared: a rule that needs several records
+        goes on through some that are not beyond the limit themselves.
+        """
+        first, last = np.searchsorted(self.bad_rows, start), np.searchsorted(self.bad_rows, row, side="right")
+        rows = self.bad_rows[first:last]
+        level = self.verdicts.level[rows]
+        if len(rows) and (worst is None or level.max() > worst.level):
+            worst = self._bad_record(int(rows[np.argmax(level)]))
+        if worst is None:
+            return None
+        rows = rows[level == worst.level]
+        side = -1.0 if worst.value < worst.limit else 1.0
+        beyond = _beyond(self.verdicts.value[rows], self.verdicts.limit[rows], side)
+        worse = beyond > _beyond(np.asarray([worst.value]), np.asarray([worst.limit]), side)
+        return self._bad_record(int(rows[np.argmax(beyond)])) if worse.any() else worst
+
+    def _bad_record(self, row: int) -> BadRecord:
+        verdicts = self.verdicts
+        return BadRecord(
+            level=Level(int(verdicts.level[row])),
+            value=float(verdicts.value[row]),
+            limit=float(verdicts.limit[row]),
+            message=self.check.message(verdicts, row),
+        )
 
     def flaps(self, alert: Alert, row: int) -> int:
         """How often in a row it has come back soon, if it opens at `row`."""
@@ -279,7 +332,6 @@ def _firing(alert: Alert, at: Moment) -> dict[str, object]:
     return {
         "state": AlertState.FIRING,
         "severity": alert.level,
-        "worst": alert.level,
         "since": alert.since if alert.state is AlertState.PENDING else at,
         "fired": at,
         "critical_since": at if alert.level is Level.CRITICAL else None,
@@ -296,6 +348,13 @@ def _fresh(alert: Alert, check: Check, verdicts: Verdicts, signals: Signals) -> 
     for name in check.required:
         fresh[signals.observed(name)] = True
     return fresh
+
+
+def _beyond(value: NDArray[np.float64], limit: NDArray[np.float64], side: float) -> NDArray[np.float64]:
+    """How far values lie above (`side` 1) or below (-1) their limits, as a share of the limit; what is no number: infinitely."""
+    with np.errstate(invalid="ignore"):
+        share = side * (value - limit) / np.where(limit == 0, 1.0, np.abs(limit))
+    return np.where(np.isfinite(share), share, np.inf)
 
 
 def _changes(values: NDArray[np.generic], before: float) -> Flags:

@@ -16,7 +16,8 @@ from rivals import RIVALS
 from runs import healthy, records
 
 from runwatch.checks import Signals, all_checks
-from runwatch.monitor.engine.evaluate import LiveJudge, needed_rows
+from runwatch.monitor.engine.context import needed_rows
+from runwatch.monitor.engine.evaluate import LiveJudge
 from runwatch.monitor.read.records import Rows
 
 ARRAY_RECORDS = 406_000

@@ -21,6 +21,7 @@ class Rulebook:
     nodes: Mapping[str, PlanRules] = field(default_factory=dict[str, PlanRules])
     changes: tuple[Change, ...] = ()
     planned: PlannedRun | None = None
+    card: Card | None = None
 
 
 def rulebook(card: Card | None, executions: Sequence[Execution], declared: Sequence[Mapping[str, Any]]) -> Rulebook:
@@ -35,6 +36,7 @@ def rulebook(card: Card | None, executions: Sequence[Execution], declared: Seque
         node_settings(card),
         changes(card, directives, declarations),
         card.planned(),
+        card,
     )
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from runwatch.checks import Change, Level, Settings, all_checks
 from runwatch.monitor.card.context import Applied, changes, check_settings
 from runwatch.monitor.card.run_card import CardError, load_card
-from runwatch.monitor.engine.backtest import Result, backtest
+from runwatch.monitor.engine.backtest import Result, backtest, level_of, steps_of
 from runwatch.monitor.read.sources import Naming, Source, SourceError, load
 from runwatch.rules.plan import Directive, Receipt
 
@@ -159,10 +159,9 @@ def _table(result: Result, heading: str) -> Table:
         right = name in ("#", "steps", "value", "limit")
         table.add_column(name, justify="right" if right else "left", no_wrap=name != "what")
     for number, one in enumerate(result.incidents, start=1):
-        steps = f"{one.first_step}" if one.first_step == one.last_step else f"{one.first_step} to {one.last_step}"
-        cells = (str(number), one.check, steps, f"{one.value:.4g}", f"{one.limit:.4g}")
-        level = Text(one.level.name.lower(), STYLES[one.level])
-        table.add_row(*cells, level, Text(one.message))
+        cells = (str(number), one.check, steps_of(one), f"{one.value:.4g}", f"{one.limit:.4g}")
+        level = level_of(one)
+        table.add_row(*cells, Text(level.name.lower(), STYLES[level]), Text(one.what))
     return table
 
 

@@ -100,7 +100,7 @@ class Daemon:
             self._observed = self._finished
             self.counts.ready = True
             self.counts.ticked(self._finished - began, self._clock())
-            if self.watch.outcome is not None and self.watch.outcome.messages:
+            if self.watch.last_tick is not None and self.watch.last_tick.messages:
                 self._send_now()
             log.debug("tick: %s", sentence)
             return True

@@ -114,8 +114,8 @@ class Collector:
         return family
 
     def _checks(self) -> Iterator[Metric]:
-        outcome = self.watch.outcome
-        alerts = outcome.alerts if outcome else {}
+        tick = self.watch.last_tick
+        alerts = tick.state.alerts if tick else {}
         known = {name: alert for name, alert in alerts.items() if alert.level is not Level.UNKNOWN}
         levels = {(name,): float(alert.level) for name, alert in alerts.items()}
         yield self._gauge("check_level", "-1 unknown, 0 ok, 1 warning, 2 critical.", levels, "check")
@@ -181,7 +181,7 @@ class Collector:
         return self.watch.expected_loss() if reached and reached[-1].tokens else {}
 
     def _book(self) -> Rulebook:
-        return self.watch.outcome.rulebook if self.watch.outcome else Rulebook({})
+        return self.watch.last_tick.rulebook if self.watch.last_tick else Rulebook({})
 
     def _signals(self) -> Iterator[Metric]:
         newest = latest(self.watch.judge.context)
@@ -190,16 +190,16 @@ class Collector:
         yield self._gauge("signal", "Newest value of a canonical signal.", values, "signal")
 
     def _plans(self) -> Iterator[Metric]:
-        outcome = self.watch.outcome
-        nodes = outcome.decided.nodes if outcome else ()
+        tick = self.watch.last_tick
+        nodes, executed = (tick.nodes, tick.state.executions) if tick else ((), ())
         states = {(one.node, state.value): float(one.state is state) for one in nodes for state in NodeState}
         yield self._gauge("node_state", "1 for the state of the risk node.", states, "node", "state")
         progress = {(one.node,): one.progress for one in nodes}
         yield self._gauge("node_progress", "How far its condition is met, 0 to 1.", progress, "node")
-        executions = Counter((one.node, one.state.value) for one in (outcome.executions if outcome else ()))
+        executions = Counter((one.node, one.state.value) for one in executed)
         counted = {key: float(count) for key, count in executions.items()}
         yield self._gauge("plan_executions", "Executions of its plan by state.", counted, "node", "state")
-        reached = plan_times(outcome.executions if outcome else ())
+        reached = plan_times(executed)
         text = "When the newest execution of the node's plan reached the state."
         yield self._gauge("plan_state_timestamp_seconds", text, reached, "node", "plan", "state")
         enabled = self.watch.status["plans_enabled"] if self.watch.status else True

@@ -12,25 +12,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from runwatch.checks import Phase, Signals, all_checks
+from runwatch.checks import all_checks
 from runwatch.monitor.act.delivery import Delivery
 from runwatch.monitor.act.directives import receipts_of, requests_of, write_json, write_requests
-from runwatch.monitor.card.rulebook import CardFile, Rulebook, answered, rulebook
+from runwatch.monitor.card.rulebook import CardFile, answered, rulebook
 from runwatch.monitor.daemon import amendments
 from runwatch.monitor.daemon.conditions import Conditions
 from runwatch.monitor.daemon.recovery import take_over_control, take_over_log
 from runwatch.monitor.daemon.settings import DaemonConfig
-from runwatch.monitor.engine.conclude import Outcome, Snapshot, conclude, world_of
-from runwatch.monitor.engine.evaluate import Judged, LiveJudge
-from runwatch.monitor.engine.history import SPARKLINE, Series, sparkline
+from runwatch.monitor.engine.conclude import conclude
+from runwatch.monitor.engine.context import trained
+from runwatch.monitor.engine.evaluate import LiveJudge
+from runwatch.monitor.engine.history import SPARKLINE, RunHistory
+from runwatch.monitor.engine.tick import Tick
 from runwatch.monitor.notify.outbox import Outbox, Standing, unsent
 from runwatch.monitor.read.run_directory import RunReader
-from runwatch.monitor.show.build_status import View, compose, curve_at
+from runwatch.monitor.show.build_status import build_status, curve_at
 from runwatch.monitor.store import audit
-from runwatch.monitor.store.store import Saved, Store, Transaction
-from runwatch.rules import Mark, Receipt, World
+from runwatch.monitor.store.incident import Incident
+from runwatch.monitor.store.store import RunState, Store, Transaction
+from runwatch.rules import Mark
 
 if TYPE_CHECKING:
     from runwatch.monitor.show.status import Status
@@ -51,7 +52,8 @@ class Watch:
         self.run_dir, self.store, self.outbox, self.config, self.holder = run_dir, store, outbox, config, holder
         self.conditions = Conditions()
         self.status: Status | None = None
-        self.outcome: Outcome | None = None
+        self.last_tick: Tick | None = None
+        """The newest one that was stored."""
         self.check_errors: Counter[str] = Counter()
         self.acting = False
         """Whether this daemon holds the lease."""
@@ -66,8 +68,8 @@ class Watch:
         self._mirror = run_dir / ".runwatch" / "audit.jsonl"
         self._started = time.time()
         with store.transaction() as tx:
-            self._saved = tx.load()
-        self._open(self._saved.cursor)
+            self._state = tx.load()
+        self._open(self._state.cursor)
 
     @property
     def run(self) -> str:
@@ -94,22 +96,11 @@ class Watch:
         self.reader = RunReader(self.run_dir, cursor)
         context = self.reader.context
         self.judge = LiveJudge(all_checks(), context, self.reader.history)
-        self.records = _train_records(context)
-        self._loss, self._evaluation = Series("train/loss"), Series("eval/loss")
-        self._remember(context)
-        book = self._rulebook()
-        tail = self.judge.again(SPARKLINE, book.checks, book.changes)
-        self._sparklines = {name: sparkline([], verdicts.value) for name, verdicts in tail.verdicts.items()}
+        self.records = int(trained(context).sum())
+        book = rulebook(self._card.card, self._state.executions, self._state.declarations)
+        self.history = RunHistory()
+        self.history.add(context, self.judge.again(SPARKLINE, book.checks, book.changes))
         self.judge.accept(context.take(slice(0, 0)), book.checks, book.changes)
-
-    def _remember(self, rows: Signals) -> None:
-        self._loss.add(rows)
-        self._evaluation.add(rows)
-
-    def _rulebook(self, receipts: Mapping[str, Receipt] | None = None) -> Rulebook:
-        """The rulebook with what the trainer has answered so far, taken up by an execution or not yet."""
-        executions = answered(self._saved.executions, receipts or {})
-        return rulebook(self._card.card, executions, self._saved.declarations)
 
     def tick(self, now: float) -> str:
         """Do everything that is due at `now` (Unix seconds); the sentence that says what it was.
@@ -117,13 +108,7 @@ class Watch:
         Raises:
             Exception: something could not be read or stored; nothing has been done, and the next tick does it.
         """
-        self._card.refresh()
-        block = self.reader.read(now)
-        receipts = dict(self._receipts.read())  # after the rows: those under a new plan have its receipt by now
-        with self.store.transaction() as tx:  # what is declared by now holds for these rows
-            self._saved = replace(self._saved, declarations=tx.declarations())
-        book = self._rulebook(receipts)
-        judged = self.judge.judge(block, book.checks, book.changes)
+        tick = self._look(now)
         with self.store.transaction() as tx:
             if not tx.take_lease(self.holder, tx.clock(now), LEASE_SECONDS):
                 self.acting, self.standing_by = False, True
@@ -131,87 +116,73 @@ class Watch:
                 return "standing by"
             if not self.acting:
                 self.outbox.take_over(tx)
-            taken_over = self._take_over(tx, block, book, now)
-            saved = tx.load()
-            if taken_over or saved.cursor != self.reader.accepted:
-                self._saved = saved
-                self._open(saved.cursor)
+            taken_over = self._take_over(tx, tick)
+            before = tx.load()
+            if taken_over or before.cursor != self.reader.accepted:
+                self._state = before
+                self._open(before.cursor)
                 return "began again where the store stands"
-            snapshot = self._snapshot(now, block, judged, book, receipts, saved, tx)
             self.conditions.put("stored rows", _set_aside(tx.unreadable), now)
-            outcome = conclude(snapshot)
-            self._note(judged, now)
-            self._keep(tx, outcome, saved, now)
-        self._accept(block, judged, book)
-        self._saved = replace(saved, executions=outcome.executions)
-        self.outcome = outcome
-        self._act(now)
-        return f"{len(block)} rows, {len(outcome.transitions)} changes of alerts, {len(outcome.messages)} messages"
+            tick = conclude(replace(tick, state=before, taken=tick.taken | frozenset(tx.unreadable)))
+            self._note(tick)
+            self._keep(tx, tick, before)
+        self._accept(tick)
+        self._act(tick)
+        return f"{len(tick.block)} rows, {len(tick.transitions)} changes of alerts, {len(tick.messages)} messages"
 
-    def _take_over(self, tx: Transaction, block: Signals, book: Rulebook, now: float) -> bool:
+    def _look(self, now: float) -> Tick:
+        """What has come by `now`, judged; nothing is decided yet."""
+        self._card.refresh()
+        block = self.reader.read(now)
+        receipts = dict(self._receipts.read())  # after the rows: those under a new plan have its receipt by now
+        with self.store.transaction() as tx:  # what is declared by now holds for these rows
+            state = replace(self._state, declarations=tx.declarations())
+        book = rulebook(self._card.card, answered(state.executions, receipts), state.declarations)
+        judged = self.judge.judge(block, book.checks, book.changes)
+        return Tick(
+            run=self.run,
+            directory=str(self.run_dir),
+            now=now,
+            rows=self.judge.rows,
+            block=block,
+            judged=judged,
+            attempts=self.reader.attempts,
+            records=self.records + int(trained(block).sum()),
+            rulebook=book,
+            receipts=receipts,
+            state=state,
+            taken=self._requests.names | self._receipts.names,
+            links=self.links,
+        )
+
+    def _take_over(self, tx: Transaction, tick: Tick) -> bool:
         """Whether the database has just learnt what only the files of the run knew: it is new, or older than they are."""
         sentence = None if self._log_settled else take_over_log(tx, self._mirror)
         self._log_settled = sentence is None
-        last = block if len(block) else self.judge.context
-        step, tokens = (int(last.step[-1]), float(last.tokens[-1])) if len(last) else (0, float("nan"))
-        at = Mark(time=now, records=self.records + _train_records(block), step=step, tokens=tokens)
-        found = take_over_control(tx, self._requests.read(), self._receipts.found, book.nodes, at)
+        rows = tick.rows
+        step, tokens = (int(rows.step[-1]), float(rows.tokens[-1])) if len(rows) else (0, float("nan"))
+        at = Mark(time=tick.now, records=tick.records, step=step, tokens=tokens)
+        found = take_over_control(tx, self._requests.read(), self._receipts.found, tick.rulebook.nodes, at)
         for one in filter(None, [sentence, *found]):
             log.warning("%s", one)
         return bool(sentence or found)
 
-    def world(self, now: float) -> World | None:
-        """The world as it is without judging anything new; None while no plan can be made."""
-        self._card.refresh()
-        block = self.reader.read(float("-inf"))
-        self.judge.rows = Signals.concatenate([self.judge.context, block])
-        with self.store.transaction() as tx:
-            saved = tx.load()
-            snapshot = self._snapshot(now, block, Judged(), self._rulebook(), self._receipts.read(), saved, tx)
-        return world_of(snapshot, saved.alerts)
-
-    def _snapshot(
-        self,
-        now: float,
-        block: Signals,
-        judged: Judged,
-        book: Rulebook,
-        receipts: Mapping[str, Receipt],
-        saved: Saved,
-        tx: Transaction,
-    ) -> Snapshot:
-        return Snapshot(
-            run=self.run,
-            directory=str(self.run_dir),
-            page=self.links,
-            now=now,
-            block=block,
-            rows=self.judge.rows,
-            judged=judged,
-            attempts=self.reader.attempts,
-            records=self.records,
-            rulebook=book,
-            receipts=receipts,
-            taken=self._requests.names | self._receipts.names | frozenset(tx.unreadable),
-            saved=saved,
-            incidents=tx.open_incidents(),
-        )
-
-    def _keep(self, tx: Transaction, outcome: Outcome, saved: Saved, now: float) -> None:
+    def _keep(self, tx: Transaction, tick: Tick, before: RunState) -> None:
         """Store all that was decided, with the cursor that says from which rows."""
+        now, state = tick.now, tick.state
         self._keep_card(tx, now)
-        tx.put_alerts([alert for name, alert in outcome.alerts.items() if alert is not saved.alerts.get(name)])
-        self._keep_incidents(tx, outcome, now)
-        for execution in outcome.decided.executions:
-            tx.put_execution(execution)
-        for event in outcome.decided.events:
+        tx.put_alerts([alert for name, alert in state.alerts.items() if alert is not before.alerts.get(name)])
+        for incident in state.incidents.values():
+            _keep_incident(tx, incident, before.incidents.get(incident.id), now)
+        for event in tick.events:
+            tx.put_execution(event.execution)
             body = event.execution.model_dump(mode="json")
             tx.audit("plan", {"sentence": event.sentence, "was": event.was, "execution": body}, now)
         for sentence in self.conditions.news():
             tx.audit("condition", {"sentence": sentence}, now)
-        for message in outcome.messages:
+        for message in tick.messages:
             self.outbox.put(tx, message)
-        self.delivery.put(tx, outcome.executions, now)
+        self.delivery.put(tx, state.executions, now)
         tx.put_cursor(self.reader.cursor())
 
     def _keep_card(self, tx: Transaction, now: float) -> None:
@@ -219,27 +190,17 @@ class Watch:
         amendments.notice(tx, self._card, now, launched=bool(self.reader.attempts))
         self.conditions.put("unsigned card", amendments.unsigned(tx, self.run_dir), now)
 
-    def _keep_incidents(self, tx: Transaction, outcome: Outcome, now: float) -> None:
-        known = tx.open_incidents()
-        for incident in outcome.incidents.values():
-            before = known.get(incident.id)
-            if before is None or before.standing != incident.standing:
-                tx.audit("incident", {"sentence": incident.sentence, **incident.model_dump(mode="json")}, now)
-            tx.put_incident(incident)
-
-    def _accept(self, block: Signals, judged: Judged, book: Rulebook) -> None:
+    def _accept(self, tick: Tick) -> None:
         """The tick is stored: its rows become the past."""
         self.reader.accept()
-        self.judge.accept(block, book.checks, book.changes)
-        self.records += _train_records(block)
-        self._remember(block)
-        told = ~block.tick
-        for name, verdicts in judged.verdicts.items():
-            self._sparklines[name] = sparkline(self._sparklines.get(name, []), verdicts.value[told])
+        self.judge.accept(tick.block, tick.rulebook.checks, tick.rulebook.changes)
+        self.records = tick.records
+        self.history.add(tick.block, tick.judged)
+        self._state, self.last_tick = tick.state, tick
 
-    def _act(self, now: float) -> None:
+    def _act(self, tick: Tick) -> None:
         """What follows from the store: directives for the trainer, the mirror of the audit log, the document."""
-        for directive in write_requests(self.run_dir, self._saved.executions):
+        for directive in write_requests(self.run_dir, tick.state.executions):
             log.info("directive %s (%s) is written", directive.id, directive.plan)
         with self.store.transaction() as tx:
             rows = tx.audit_rows(after=audit.mirrored(self._mirror))
@@ -247,9 +208,8 @@ class Watch:
             newest = tx.audit_rows(limit=STATUS_AUDIT, newest_first=True)
         if rows:
             audit.append(self._mirror, rows)
-        standing = self.outbox.standing()
-        self._note_receivers(standing, now)
-        self._publish(now, incidents, newest, standing)
+        self._note_receivers(self.outbox.standing(), tick.now)
+        self._publish(tick, incidents, newest)
 
     def _note_receivers(self, standing: Mapping[str, Standing], now: float) -> None:
         """A receiver that takes nothing, or holds its sender, is a condition: its pages do not reach anybody."""
@@ -266,9 +226,9 @@ class Watch:
         """Whether a check raises or a receiver takes no pages: the run is not watched as it should be."""
         return self.unpaged or bool(self.judge.errors)
 
-    def _note(self, judged: Judged, now: float) -> None:
+    def _note(self, tick: Tick) -> None:
         """Keep the daemon's own conditions."""
-        put = self.conditions.put
+        put, judged, now = self.conditions.put, tick.judged, tick.now
         self.acting, self.standing_by = True, False
         put("standby", None, now)
         self.check_errors.update(judged.errors.keys())
@@ -282,44 +242,23 @@ class Watch:
                 error = judged.errors.get(name)
                 put(f"check {name}", error and f"the check {name} raised {error}; its alert stays as it is", now)
 
-    def _publish(
-        self, now: float, incidents: Sequence[Any], newest: Sequence[audit.AuditRow], standing: Mapping[str, Any]
-    ) -> None:
-        outcome = self.outcome
-        if outcome is None:
-            return
-        number = self.status["version"] + 1 if self.status else 1
-        world = outcome.world
-        self.status = compose(
-            View(
-                name=self.run,
-                directory=str(self.run_dir),
-                card=self._card.card,
-                rows=self.judge.context,
-                attempts=self.reader.attempts,
-                plan=world.plan if world else None,
-                throughput=world.throughput if world else None,
-                loss=self._loss,
-                evaluation=self._evaluation,
-                alerts=outcome.alerts,
-                check_errors=self.judge.errors,
-                sparklines=self._sparklines,
-                nodes=outcome.decided.nodes,
-                settings=self._rulebook().nodes,
-                executions=outcome.executions,
-                incidents=incidents,
-                audit=newest,
-                conditions=self.conditions.listed(),
-                plans_enabled=self._saved.plans_enabled,
-                daemon={
-                    "started": self._started,
-                    "tick": now,
-                    "listen": self.config.listen,
-                    "holder": self.holder,
-                    "outbox": standing,
-                },
-            ),
-            number,
+    def _publish(self, tick: Tick, incidents: Sequence[Incident], newest: Sequence[audit.AuditRow]) -> None:
+        standing = self.outbox.standing()
+        self.status = build_status(
+            tick,
+            self.history,
+            number=self.status["version"] + 1 if self.status else 1,
+            incidents=incidents,
+            audit=newest,
+            check_errors=self.judge.errors,
+            conditions=self.conditions.listed(),
+            daemon={
+                "started": self._started,
+                "tick": tick.now,
+                "listen": self.config.listen,
+                "holder": self.holder,
+                "outbox": standing,
+            },
         )
         write_json(self.run_dir / ".runwatch" / "status.json", self.status, durable=False)
 
@@ -331,5 +270,9 @@ def _set_aside(unreadable: Mapping[str, str]) -> str | None:
     return f"{len(unreadable)} stored rows cannot be read and are set aside as they are; the first: {first}"
 
 
-def _train_records(rows: Signals) -> int:
-    return int(np.count_nonzero((rows.phase == Phase.TRAIN) & ~rows.tick))
+def _keep_incident(tx: Transaction, incident: Incident, before: Incident | None, now: float) -> None:
+    """Store an incident that has changed; what people should know of it goes to the audit log."""
+    if before is None or before.standing != incident.standing:
+        tx.audit("incident", {"sentence": incident.sentence, **incident.model_dump(mode="json")}, now)
+    if before != incident:
+        tx.put_incident(incident)

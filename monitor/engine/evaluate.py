@@ -5,17 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from runwatch.checks import Change, Check, Phase, Settings, Signals, Verdicts, judge
+from runwatch.checks import Change, Check, Settings, Signals, Verdicts, judge
+from runwatch.monitor.engine.context import needed_rows, trained
 
 log = logging.getLogger(__name__)
 
-RECENT_ROWS = 512
-"""Rows, ticks included, that stay at hand whatever they carry; of older rows those that a check looks back to."""
-RECENT_CHECKPOINTS = 32
-AFTER_CHECKPOINT = 16
-"""Rows after each of these that stay: a plan goes by the losses right after the checkpoint that it goes back to."""
 SLACK_ROWS = 512
 """Rows that may pile up before the context is cut again."""
 
@@ -94,28 +89,4 @@ def _begins_attempt(context: Signals, block: Signals) -> bool:
 def _trains(context: Signals) -> bool:
     """Whether the newest attempt has trained: before that it is not known to which step it goes back."""
     newest = context.attempt == context.attempt.max()
-    return bool(np.any(newest & (context.phase == Phase.TRAIN) & ~context.tick))
-
-
-def needed_rows(
-    signals: Signals, checks: Mapping[str, Check], settings: Mapping[str, Settings], changes: Sequence[Change]
-) -> NDArray[np.intp]:
-    """Rows (ascending) that the verdict of a later row may still depend on, and the recent ones.
-
-    The row with the highest step stays too: a later attempt that begins below it goes back. So does the first step of
-    each attempt, and the rows right after each of the newest checkpoints: plans go by them.
-    """
-    stop = len(signals)
-    saved = signals.observed("checkpoint/step")[-RECENT_CHECKPOINTS:]
-    kept = [np.arange(max(0, stop - RECENT_ROWS), stop)]
-    kept += [np.arange(row, min(row + 1 + AFTER_CHECKPOINT, stop)) for row in saved]
-    kept += [signals.observed(name)[-1:] for name in signals.columns]
-    trained = np.flatnonzero((signals.phase == Phase.TRAIN) & ~signals.tick)
-    if len(trained):
-        kept.append(trained[[np.argmax(signals.step[trained])]])
-        kept.append(trained[np.unique(signals.attempt[trained], return_index=True)[1]])
-    for name, check in checks.items():
-        moved = tuple(sorted(change.step for change in changes if change.touches(check.signals)))
-        piece = list(signals.pieces(moved))[-1]
-        kept.append(piece.context(signals, stop, check.lookback(settings[name]), check.signals))
-    return np.unique(np.concatenate(kept))
+    return bool(np.any(newest & trained(context)))

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from runwatch.checks import Change, Level, Phase, Settings, Signals, all_checks
-from runwatch.monitor.engine.backtest import INCIDENT
 from runwatch.monitor.engine.evaluate import LiveJudge
+from runwatch.monitor.engine.incidents import followed, resolution
 from runwatch.monitor.read.run_directory import RunReader
 from runwatch.monitor.read.sources import Source
-from runwatch.rules.alert import Alert, Reason, advance
+from runwatch.rules import Alert, Reason
 
-TOLD = {Reason.FIRED: "opened", Reason.ESCALATED: "is critical", Reason.RESOLVED: "is over"}
+CHANGES = {Reason.FIRED: "is firing", Reason.ESCALATED: "is critical", Reason.RESOLVED: "is resolved"}
 
 
 class Following:
@@ -23,7 +23,7 @@ class Following:
         self._changes = changes
         self._rows: list[Signals] = []
         self._judge: LiveJudge | None = None
-        self._alerts = {name: Alert(check=name) for name in all_checks()}
+        self._alerts: dict[str, Alert] = {}
 
     def poll(self, now: float) -> Iterator[str]:
         """What is to be said of the rows that have come by `now` (Unix seconds)."""
@@ -32,13 +32,13 @@ class Following:
             return
         judge = self._judge = self._judge or LiveJudge(all_checks(), block.take(slice(0, 0)), self._history)
         judged = judge.judge(block, self._settings, self._changes)
-        for name, verdicts in judged.verdicts.items():
-            check = all_checks()[name]
-            self._alerts[name], transitions = advance(self._alerts[name], check, verdicts, block, INCIDENT)
-            for one in transitions:
-                self.worst = max(self.worst, one.alert.worst)
-                if one.reason in TOLD:
-                    yield f"step {block.step[one.row]}: {name} {TOLD[one.reason]}. {one.alert.message}"
+        self._alerts, _, transitions = followed(self._alerts, {}, judged.verdicts, block, now)
+        for one in transitions:
+            alert = one.alert
+            self.worst = max(self.worst, alert.worst.level if alert.worst else Level.OK)
+            if one.reason in CHANGES:
+                said = resolution(alert) if one.reason is Reason.RESOLVED else alert.message
+                yield f"step {block.step[one.row]}: {alert.check} {CHANGES[one.reason]}. {said}"
         judge.accept(block, self._settings, self._changes)
         self._rows.append(block)
         self.finished = bool(block.phase[-1] == Phase.FINISHED)

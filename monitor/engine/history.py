@@ -1,15 +1,14 @@
-"""A signal over a whole run in a few hundred buckets: two become one whenever there are too many."""
+"""What is remembered of a run to be drawn: a signal in a few hundred buckets (two become one when there are too many)."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
-
-from numpy.typing import NDArray
 
 from runwatch.checks import Signals
+from runwatch.monitor.engine.evaluate import Judged
 
 MOST_BUCKETS = 600
 SPARKLINE = 120
+"""Newest values that are kept of each check."""
 
 
 @dataclass
@@ -35,7 +34,7 @@ class Bucket:
         return self.total / self.count
 
 
-class Series:
+class SignalHistory:
     """One signal, in buckets of equal length."""
 
     def __init__(self, name: str) -> None:
@@ -69,6 +68,23 @@ class Series:
         return [finite(getattr(bucket, field)) for bucket in self.buckets]
 
 
+class RunHistory:
+    """What the status page draws of the past: the loss, the held-out loss, and the newest values of each check."""
+
+    def __init__(self) -> None:
+        self.loss, self.evaluation = SignalHistory("train/loss"), SignalHistory("eval/loss")
+        self.sparklines: dict[str, list[float]] = {}
+
+    def add(self, signals: Signals, judged: Judged) -> None:
+        """Take in further rows and the verdicts of the newest of them."""
+        self.loss.add(signals)
+        self.evaluation.add(signals)
+        for name, verdicts in judged.verdicts.items():
+            recorded = ~signals.tick[len(signals) - len(verdicts) :]
+            newest = [*self.sparklines.get(name, []), *map(float, verdicts.value[recorded][-SPARKLINE:])]
+            self.sparklines[name] = newest[-SPARKLINE:]
+
+
 def finite(value: float | None) -> float | None:
     """A number for JSON: None where it is not finite."""
     return None if value is None or not math.isfinite(value) else float(value)
@@ -77,8 +93,3 @@ def finite(value: float | None) -> float | None:
 def latest(signals: Signals) -> dict[str, float]:
     """The newest value of every signal, NaN and infinity included."""
     return {name: float(signals.values(name)[-1]) for name in signals.columns if signals.has(name)}
-
-
-def sparkline(before: list[float], values: NDArray[Any]) -> list[float]:
-    """The newest values, oldest first."""
-    return [*before, *map(float, values[-SPARKLINE:])][-SPARKLINE:]

@@ -1,144 +1,173 @@
-"""Alerts to incidents: one for each life of an alert, what is to be told of it, and in which words.
+"""Alerts to incidents: one for each life of an alert, what people are notified of, and in which words.
 
-An incident's id is the check's name and the number of the life (`loss_spike-0003`). What has been told is kept with it,
-so a change that was held back (the run was down) is told when it may be, and one that is over by then is not.
+An incident's id is the check's name and the number of the life (`loss_spike-0003`). It is made of nothing but the alert,
+so that the daemon, a backtest and a report have the same ones. What people were notified of is kept with it: a change
+that was held back (the run was down) is sent when it may be, and one that is over by then is not.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from runwatch.checks import Check, Level, Signals, Verdicts
+from runwatch.checks import Check, Level, Signals, Verdicts, all_checks
 from runwatch.checks.signals import VOCABULARY
+from runwatch.monitor.engine.tick import Tick
 from runwatch.monitor.notify import IncidentPayload, Kind, Series
 from runwatch.monitor.store.incident import Incident, Severity
-from runwatch.rules import Alert, AlertState, Moment, NodeState, NodeVerdict, Reason, Transition
+from runwatch.rules import Alert, AlertState, Moment, NodeState, Reason, Transition, advance, policy_of
 
 PLOT_ROWS = 300
 EDIT_SECONDS = (60.0, 900.0)
-"""Least and most time between two edits of a firing incident's words; in between a tenth of its age, so that a message
+"""Least and most time between two edits of a firing incident's message; in between a tenth of its age, so that a message
 that stays open for a day is edited a hundred times and not a thousand."""
+LEVELS = {Level.UNKNOWN: "not judged", Level.OK: "OK", Level.WARN: "warning", Level.CRITICAL: "critical"}
 
 OPENS = (Reason.FIRED, Reason.ESCALATED, Reason.EASED, Reason.RESOLVED)
 
 
-def severity_of(level: Level) -> Severity:
-    """A level's name in alerts."""
-    return "critical" if level is Level.CRITICAL else "warning"
+def followed(
+    alerts: Mapping[str, Alert],
+    incidents: Mapping[str, Incident],
+    verdicts: Mapping[str, Verdicts],
+    block: Signals,
+    now: float,
+) -> tuple[dict[str, Alert], dict[str, Incident], tuple[Transition, ...]]:
+    """Alerts (of every check) and incidents (by id, new ones last) after the rows of `block`, and the changes on the way.
+
+    `verdicts` have one entry a row of `block`; a check without any keeps its alert. `now` (Unix seconds) stands in for a
+    time that the records do not tell.
+    """
+    after = {name: alerts.get(name) or Alert(check=name) for name in all_checks()}
+    transitions: list[Transition] = []
+    for name, judged in verdicts.items():
+        after[name], changes = advance(after[name], all_checks()[name], judged, block, policy_of(name))
+        transitions += changes
+    transitions.sort(key=lambda transition: transition.row)
+    current = dict(incidents)
+    for one in transitions:
+        if one.reason in OPENS:
+            key = id_of(one.alert)
+            current[key] = _changed(current.get(key), one, now)
+    refreshed = {key: _refreshed(incident, after[incident.check]) for key, incident in current.items()}
+    return after, refreshed, tuple(transitions)
 
 
-def after(incidents: Mapping[str, Incident], transitions: Iterable[Transition], now: float) -> dict[str, Incident]:
-    """The incidents that `transitions` opened or changed; `incidents` are the open ones by id."""
-    changed: dict[str, Incident] = {}
-    for transition in transitions:
-        if transition.reason in OPENS:
-            alert = transition.alert
-            key = f"{alert.check}-{alert.lives:04d}"
-            changed[key] = _changed(changed.get(key) or incidents.get(key), key, transition, now)
-    return changed
+def id_of(alert: Alert) -> str:
+    """The id of the incident that the alert's newest life is."""
+    return f"{alert.check}-{alert.lives:04d}"
 
 
-def _changed(incident: Incident | None, key: str, transition: Transition, now: float) -> Incident:
+def _changed(before: Incident | None, transition: Transition, now: float) -> Incident:
     alert = transition.alert
-    since, at = alert.since or alert.at, alert.at
-    if since is None or at is None:
+    since, at, worst = alert.since, alert.at, alert.worst
+    if since is None or at is None or worst is None:
         raise ValueError(f"the alert {alert.check} changed without a record")
-    resolved = transition.reason is Reason.RESOLVED
-    # Sentence, value and limit are of one record: once over, of the last bad one that was told of.
-    shown = (incident.what, incident.value, incident.limit) if resolved and incident else None
-    what, value, limit = shown or (alert.message, alert.value, alert.limit)
-    return Incident(
-        id=key,
+    incident = before or Incident(
+        id=id_of(alert),
         check=alert.check,
-        state="resolved" if resolved else "firing",
-        severity=severity_of(alert.worst),
-        change=transition.reason.value,
-        what=what,
-        value=value,
-        limit=limit,
-        since=incident.since if incident else since,
-        last=alert.last_bad or at,
-        opened=incident.opened if incident else _seconds(alert.fired or at, now),
-        resolved=_seconds(at, now) if resolved else None,
-        told=incident.told if incident else None,
-        told_at=incident.told_at if incident else 0.0,
-        words=incident.words if incident else "",
+        state="firing",
+        severity="warning",
+        change="",
+        what="",
+        value=worst.value,
+        limit=worst.limit,
+        since=since,
+        last=at,
+        opened=_seconds(alert.fired or at, now),
     )
+    update: dict[str, Any] = {"change": transition.reason.value, "critical": incident.critical or alert.critical_since}
+    if transition.reason is Reason.RESOLVED:
+        update |= {"state": "resolved", "resolved": _seconds(at, now), "resolution": resolution(alert)}
+    return incident.model_copy(update=_bad_records(alert) | update)
 
 
-def refreshed(incident: Incident, alert: Alert) -> Incident:
-    """A firing incident with the newest bad record of its alert."""
-    if alert.state is not AlertState.FIRING or alert.level < Level.WARN or alert.last_bad is None:
+def _refreshed(incident: Incident, alert: Alert) -> Incident:
+    """A firing incident with the newest and the worst bad record of its alert."""
+    if alert.state is not AlertState.FIRING or incident.id != id_of(alert) or incident.last == alert.last_bad:
         return incident
-    update = {"what": alert.message, "value": alert.value, "limit": alert.limit, "last": alert.last_bad}
-    return incident.model_copy(update=update)
+    return incident.model_copy(update=_bad_records(alert))
 
 
-def to_tell(incident: Incident, inhibited: frozenset[str], now: float) -> Kind | None:
-    """The message that is due at `now` (Unix seconds), if any; `incident_value` where the words may be told anew."""
+def _bad_records(alert: Alert) -> dict[str, Any]:
+    """What an incident says of its alert's bad records: severity, sentence, value and limit of the worst, and the newest."""
+    worst = alert.worst
+    if worst is None:
+        return {}
+    severity: Severity = "critical" if worst.level is Level.CRITICAL else "warning"
+    return {
+        "severity": severity,
+        "what": worst.message,
+        "value": worst.value,
+        "limit": worst.limit,
+        "last": alert.last_bad or alert.at,
+    }
+
+
+def resolution(alert: Alert) -> str:
+    """What resolved an alert, at the record at which it did."""
+    step = alert.at.step if alert.at else 0
+    return f"The last {alert.ok_records} observations, up to step {step:,}, are OK; the newest {_value(alert)}."
+
+
+def _value(alert: Alert) -> str:
+    """`value is 0.31, limit 0.3`, as far as they are numbers."""
+    value = f"value is {alert.value:.4g}" if math.isfinite(alert.value) else "value is not a finite number"
+    return f"{value}, limit {alert.limit:.4g}" if math.isfinite(alert.limit) else value
+
+
+def due(incident: Incident, inhibited: frozenset[str], now: float) -> Kind | None:
+    """The message that is due at `now` (Unix seconds), if any; `incident_value` where its text may be sent anew."""
     if incident.check in inhibited:
         return None
-    if incident.standing == incident.told:
+    if incident.standing == incident.notified:
         least, most = EDIT_SECONDS
         pause = min(max(least, 0.1 * (now - incident.opened)), most)
-        return "incident_value" if incident.state == "firing" and now - incident.told_at >= pause else None
+        return "incident_value" if incident.state == "firing" and now - incident.notified_at >= pause else None
     if incident.state == "resolved":
-        return "incident_resolved" if incident.told else None
-    return "incident_updated" if incident.told else "incident_opened"
+        return "incident_resolved" if incident.notified else None
+    return "incident_updated" if incident.notified else "incident_opened"
 
 
 def _seconds(moment: Moment, now: float) -> float:
     return moment.time if math.isfinite(moment.time) else now
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """What a message says beside the incident itself."""
-
-    run: str
-    directory: str
-    now: float
-    alerts: Mapping[str, Alert]
-    nodes: Sequence[NodeVerdict]
-    modes: Mapping[str, str]
-    links: Mapping[str, str]
-    recent: Signals
-
-
-def payload(incident: Incident, check: Check, verdicts: Verdicts | None, around: Surroundings) -> IncidentPayload:
+def payload(incident: Incident, check: Check, tick: Tick) -> IncidentPayload:
     """The incident as the notifiers get it."""
-    newest = around.alerts[incident.check].at or incident.last
+    alert = tick.state.alerts[incident.check]
+    newest = alert.at or incident.last
     return {
         "id": incident.id,
-        "run": around.run,
+        "run": tick.run,
         "check": incident.check,
         "severity": incident.severity,
         "state": incident.state,
         "change": incident.change,
         "summary": check.docs.partition("\n")[0],
-        "what": incident.what,
+        "what": incident.said,
         "value": _finite(incident.value),
         "limit": _finite(incident.limit),
+        "newest": f"Now {LEVELS[alert.level]}: {_value(alert)}." if incident.state == "firing" else "",
         "since_step": incident.since.step,
         "since_tokens": _finite(incident.since.tokens),
         "since_time": _seconds(incident.since, incident.opened),
         "step": newest.step,
         "opened": incident.opened,
         "resolved": incident.resolved,
-        "agreeing": agreeing(incident.check, around.alerts),
-        "certainty": certainty(incident.check, around.alerts),
-        "plan": _armed(incident.check, around),
-        "command": f"runwatch status {around.directory}",
-        "links": {"runbook": f"{around.links['status']}runbooks/{incident.check}", **around.links},
-        "series": series(incident, check, verdicts, around.recent),
+        "agreeing": agreeing(incident.check, tick.state.alerts),
+        "certainty": certainty(incident.check, tick.state.alerts),
+        "plan": _armed(incident.check, tick),
+        "command": f"runwatch status {tick.directory}",
+        "links": {"runbook": f"{tick.links['status']}runbooks/{incident.check}", **tick.links},
+        "series": series(incident, check, tick.judged.verdicts.get(incident.check), tick.rows),
     }
 
 
-def words_of(body: IncidentPayload) -> str:
+def changing_text(body: IncidentPayload) -> str:
     """What people read that may change while state and severity stay: two equal ones need no second message."""
-    return "\n".join((body["what"], body["certainty"], body["plan"]))
+    return "\n".join((body["what"], body["newest"], body["certainty"], body["plan"]))
 
 
 def agreeing(check: str, alerts: Mapping[str, Alert]) -> list[str]:
@@ -158,13 +187,13 @@ def _list(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _armed(check: str, around: Surroundings) -> str:
-    verdicts = [node for node in around.nodes if check in node.checks]
+def _armed(check: str, tick: Tick) -> str:
+    verdicts = [node for node in tick.nodes if check in node.checks]
     armed = [node for node in verdicts if node.state in {NodeState.ARMED, NodeState.FIRING}]
     if not armed:
         return "No plan is armed by it."
     node = max(armed, key=lambda verdict: verdict.progress)
-    mode = around.modes.get(node.node, "confirm")
+    mode = tick.rulebook.nodes[node.node].mode
     return f"{node.plan} of {node.node} ({mode}) is {node.state.value} at {node.progress:.0%}: {node.reason}"
 
 
@@ -202,7 +231,8 @@ def alert_text(incident: IncidentPayload) -> str:
     lines = [
         f"{incident['run']}: {incident['check']} is {incident['state']} ({incident['severity']}, {incident['change']})",
         incident["what"] or incident["summary"],
-        f"Value {value}{limit}; since step {incident['since_step']:,}{tokens}; newest step {incident['step']:,}.",
+        f"Worst value {value}{limit}; since step {incident['since_step']:,}{tokens}; newest step {incident['step']:,}.",
+        *([incident["newest"]] if incident["newest"] else []),
         incident["certainty"],
         incident["plan"],
         f"Next: {incident['command']}",

@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping
 
+from runwatch.monitor.engine.tick import Tick
 from runwatch.monitor.notify import Kind, Message, PlanPayload
 from runwatch.rules import Execution, ExecutionState
 from runwatch.rules.carry_out import told
 
 
-def plan_message(run: str, directory: str, links: Mapping[str, str], now: float, execution: Execution) -> Message:
+def plan_message(tick: Tick, execution: Execution) -> Message:
     """What is asked, or what happened to an execution; the same state has the same key."""
     kind: Kind = "plan_proposed" if execution.state is ExecutionState.PROPOSED else "plan_updated"
-    body = plan_payload(run, directory, links, execution)
-    key = f"{run}/{execution.id}/{execution.state.value}"
-    return Message(key, kind, execution.id, run, now, dict(body), plan_text(body))
+    body = plan_payload(tick.run, tick.directory, tick.links, execution)
+    key = f"{tick.run}/{execution.id}/{execution.state.value}"
+    return Message(key, kind, execution.id, tick.run, tick.now, dict(body), plan_text(body))
 
 
 def plan_payload(run: str, directory: str, links: Mapping[str, str], execution: Execution) -> PlanPayload:

@@ -1,15 +1,49 @@
-"""The frozen world of one tick: what plans may depend on, drawn from the newest rows, the card and the receipts."""
+"""The frozen world of one tick: what plans may depend on. The daemon, `plan preview` and `report` all have it from here."""
 
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runwatch.checks import Phase, Signals
-from runwatch.rules import Checkpoint, PlannedRun, PlanState, Receipt, Throughput
+from runwatch.monitor.engine.context import RECENT_ROWS, attempt_begins, checkpoint_rows, recent_rows, trained
+from runwatch.monitor.engine.tick import Tick
+from runwatch.rules import Checkpoint, PlannedRun, PlanState, Receipt, Throughput, World
 
 SUSTAINED_BLOCKS = 8
+SUSTAINED_CHECKPOINTS = 4
 _T95 = 2.36  # Student's t for 7 degrees of freedom, two-sided 95 %
+
+
+def world_of(tick: Tick) -> World | None:
+    """The world at the newest row; None without a card or before the first record that tells its tokens.
+
+    `tick.rows` may be the whole run or what a daemon has kept of it (`needed_rows`): the world is the same.
+    """
+    planned, rows = tick.rulebook.planned, tick.rows
+    known = np.flatnonzero(np.isfinite(rows.tokens))
+    if planned is None or not len(known):
+        return None
+    recent = rows.take(recent_rows(rows))
+    return World(
+        run=tick.run,
+        now=tick.now,
+        attempt=tick.attempts[int(rows.attempt[-1])],
+        phase=Phase(int(rows.phase[-1])),
+        records=tick.records,
+        step=int(rows.step[-1]),
+        tokens=float(rows.tokens[known[-1]]),
+        time=float(rows.time[-1]),
+        planned=planned,
+        plan=plan_in_force(planned, tick.receipts.values()),
+        recent=recent,
+        settings=tick.rulebook.nodes,
+        alerts=tick.state.alerts,
+        executions=tick.state.executions,
+        checkpoints=checkpoints(rows, planned.checkpoint_keep),
+        throughput=sustained(recent),
+        plans_enabled=tick.state.plans_enabled,
+        taken=tick.taken,
+    )
 
 
 def plan_in_force(planned: PlannedRun, receipts: Iterable[Receipt]) -> PlanState:
@@ -23,46 +57,41 @@ def checkpoints(signals: Signals, keep: int | None = None) -> tuple[Checkpoint, 
 
     Those of a tail that a later attempt superseded are left out: of steps at or after the first one that it trained.
     """
-    train = np.flatnonzero(_trained(signals))
-    begins = train[np.unique(signals.attempt[train], return_index=True)[1]]
-    rows = signals.observed("checkpoint/step")
-    rows = rows[np.isfinite(signals.columns["checkpoint/step"].values[rows])] if len(rows) else rows
+    begins, rows = attempt_begins(signals), checkpoint_rows(signals)
     rows = rows if keep is None else rows[-keep:]
-    found: dict[int, Checkpoint] = {}
-    for row in np.union1d(begins, rows):
-        if row in begins:
-            found = {step: point for step, point in found.items() if step < signals.step[row]}
-        if row in rows:
-            step = int(signals.columns["checkpoint/step"].values[row])
-            found[step] = Checkpoint(step, float(signals.tokens[row]), float(signals.time[row]))
-    resumed = signals.step[-1] if len(signals) else 0
-    return tuple(found[step] for step in sorted(found) if step <= resumed)
-
-
-def _trained(signals: Signals) -> NDArray[np.bool_]:
-    return (signals.phase == Phase.TRAIN) & ~signals.tick
+    if not len(rows):
+        return ()
+    steps = signals.columns["checkpoint/step"].values[rows].astype(np.int64)
+    later = np.append(signals.step[begins], np.iinfo(np.int64).max)
+    lowest = np.minimum.accumulate(later[::-1])[::-1][np.searchsorted(begins, rows, side="right")]
+    standing = (steps < lowest) & (steps <= signals.step[-1])
+    found = {
+        step: Checkpoint(step, float(signals.tokens[row]), float(signals.time[row]))
+        for step, row in zip(steps[standing].tolist(), rows[standing], strict=True)
+    }
+    return tuple(found[step] for step in sorted(found))
 
 
 def sustained(signals: Signals) -> Throughput | None:
     """Tokens per second of the newest attempt, pauses for evaluations and saves included, with the 95 % interval.
 
-    Over the rows at hand since a person last paused the run: the mean, and its interval from the means of eight blocks
-    of about equal time. None while fewer than 16 train rows tell tokens and time, or a block has no length.
+    Over the newest `RECENT_ROWS` train rows, or since the oldest of the newest `SUSTAINED_CHECKPOINTS` saves where that
+    is longer, in either case since a person last paused the run: the mean, and its interval from the means of eight
+    blocks, each weighted by its length. None while fewer than 16 train rows tell tokens and time, or a block has no length.
     """
-    if not len(signals):
-        return None
-    told = _trained(signals) & np.isfinite(signals.tokens) & np.isfinite(signals.time)
-    told &= signals.attempt == signals.attempt[-1]
-    held = np.flatnonzero((signals.phase == Phase.PAUSED) & (signals.attempt == signals.attempt[-1]))
-    rows = np.flatnonzero(told)
-    rows = rows[rows > held[-1]] if len(held) else rows
+    newest = signals.attempt == signals.attempt[-1:]
+    rows = np.flatnonzero(trained(signals) & newest & np.isfinite(signals.tokens) & np.isfinite(signals.time))
+    saves = checkpoint_rows(signals)[-SUSTAINED_CHECKPOINTS:][:1]
+    rows = rows[min([max(0, len(rows) - RECENT_ROWS), *np.searchsorted(rows, saves)]) :]
+    held = np.flatnonzero((signals.phase == Phase.PAUSED) & newest)[-1:]
+    rows = rows[np.searchsorted(rows, held[0]) :] if len(held) else rows
     if len(rows) < 2 * SUSTAINED_BLOCKS:
         return None
-    time = signals.time[rows]
-    edges = rows[np.searchsorted(time, np.linspace(time[0], time[-1], SUSTAINED_BLOCKS + 1))]
+    edges = rows[np.linspace(0, len(rows) - 1, SUSTAINED_BLOCKS + 1).astype(np.intp)]
     tokens, seconds = np.diff(signals.tokens[edges]), np.diff(signals.time[edges])
     if np.any(seconds <= 0) or np.any(tokens < 0):
         return None
     mean = float(tokens.sum() / seconds.sum())
-    spread = _T95 * float(np.std(tokens / seconds, ddof=1)) / np.sqrt(SUSTAINED_BLOCKS)
+    variance = np.average((tokens / seconds - mean) ** 2, weights=seconds) / (SUSTAINED_BLOCKS - 1)
+    spread = _T95 * float(np.sqrt(variance))
     return Throughput(mean, max(0.0, mean - spread), mean + spread)

@@ -44,7 +44,7 @@ class Series(TypedDict):
 
 
 class IncidentPayload(TypedDict):
-    """One incident: what, value and limit, since when, how sure, what is armed, what to run next. JSON all through."""
+    """One incident: what, worst value and limit, since when, how sure, what is armed, what to run next. JSON all through."""
 
     id: str
     run: str
@@ -53,9 +53,10 @@ class IncidentPayload(TypedDict):
     state: Literal["firing", "resolved"]
     change: str  # why this message: fired, escalated, eased, resolved, ...
     summary: str  # first line of the check's docstring
-    what: str  # sentence with value and limit and their units
-    value: float | None
+    what: str  # sentence with worst value and limit and their units; once resolved what resolved it, and that sentence
+    value: float | None  # of the worst record
     limit: float | None
+    newest: str  # sentence: the newest value; empty once resolved
     since_step: int
     since_tokens: float | None
     since_time: float

@@ -39,7 +39,7 @@ def incident(payload: Mapping[str, Any], mention: str = "") -> list[Block]:
     mark = _RESOLVED if resolved else _MARKS[told["severity"]]
     state = "resolved" if resolved else told["severity"]
     blocks = [header(f"{mark} {told['run']}: {told['check']} {state}"), section(f"{mention} {_bold(told['what'])}")]
-    blocks.append(context([_since(told), escape(told["certainty"])]))
+    blocks.append(context([_since(told), escape(told.get("newest", "")), escape(told["certainty"])]))
     if not resolved:
         blocks += [section(f"*Plan:* {escape(told['plan'])}"), section(f"*Next:* `{escape(told['command'])}`")]
     return within([*blocks, *_links(told["links"]), context([escape(told["id"])])])

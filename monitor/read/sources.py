@@ -295,6 +295,22 @@ def load(path: Path, naming: Naming | None = None, progress: Callable[[int], Non
     return Loaded(str(path), signals, source.attempts, warnings, tuple(source.starts))
 
 
+def load_run(run_dir: Path, cursor: Mapping[str, Any]) -> tuple[Loaded, int]:
+    """A run directory, and how many of its rows lie before `cursor` (tick rows with them, as its daemon put them in).
+
+    Raises:
+        SourceError: it cannot be read.
+    """
+    try:
+        reader = RunReader(run_dir, cursor)
+        before, after = reader.context, reader.read(float("-inf"))
+    except OSError as error:
+        raise SourceError(f"{run_dir}: {error}") from error
+    signals = Signals.concatenate([before, after])
+    warnings = _told(reader.problems, reader.malformed)
+    return Loaded(str(run_dir), signals, tuple(reader.attempts), warnings), len(before)
+
+
 def _as_training(signals: Signals) -> Signals:
     """A source of evaluations only has no other steps than theirs."""
     if (signals.phase == Phase.EVAL).all():

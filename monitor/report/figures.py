@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from runwatch.checks import Level, Signals, Verdicts, all_checks
 from runwatch.checks.windows import rolling_median
-from runwatch.monitor.engine.backtest import Incident, Result
+from runwatch.monitor.engine.backtest import Result, level_of, steps_of
+from runwatch.monitor.store.incident import Incident
 
 Floats = NDArray[np.float64]
 
@@ -62,8 +63,9 @@ def thinned(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     return x[kept], y[kept]
 
 
-def loss_picture(signals: Signals, incidents: Sequence[Incident]) -> str:
+def loss_picture(result: Result) -> str:
     """The loss with its trend (median of 64 records) and the incidents' ranges, as SVG."""
+    signals = result.loaded.signals
     axis = Axis.of(signals)
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     axes = figure.add_subplot()
@@ -72,9 +74,9 @@ def loss_picture(signals: Signals, incidents: Sequence[Incident]) -> str:
     axes.plot(*thinned(x, loss), color=INK, linewidth=0.7, label=name)
     trend = rolling_median(loss, TREND_RECORDS, 1)[TREND_RECORDS // 2 :]
     axes.plot(*thinned(x[: len(trend)], trend), color=TREND, linewidth=1.2, label="trend")
-    for incident in sorted(incidents, key=lambda incident: incident.level):
-        left, width = axis.span(incident.first, incident.last)
-        axes.axvspan(left, left + width, color=COLOURS[incident.level], alpha=0.35, linewidth=0)
+    for incident in sorted(result.incidents, key=level_of):
+        left, width = axis.span(*result.rows_of(incident))
+        axes.axvspan(left, left + width, color=COLOURS[level_of(incident)], alpha=0.35, linewidth=0)
     _scale(axes, loss)
     axes.set(xlabel=axis.label, ylabel="loss (nats)", xlim=_limits(axis))
     axes.legend(loc="upper right", frameon=False)
@@ -147,7 +149,7 @@ def _section(result: Result) -> str:
         source=escape(loaded.source),
         summary=escape(summary + (f" Not judged, their signals are missing: {unknown}." if unknown else "")),
         alt="Loss over the run with its trend; flagged ranges are shaded",
-        loss=loss_picture(loaded.signals, result.incidents),
+        loss=loss_picture(result),
         strips=strips_picture(loaded.signals, result.verdicts),
         incidents=_incidents(result.incidents),
         warnings="".join(f"<p class='warn'>{escape(warning)}</p>" for warning in loaded.warnings),
@@ -163,11 +165,11 @@ def _incidents(incidents: Sequence[Incident]) -> str:
 
 
 def _incident(incident: Incident) -> str:
-    level = incident.level.name.lower()
-    numbers = (f"{incident.first_step} to {incident.last_step}", f"{incident.value:.4g}", f"{incident.limit:.4g}")
+    level = level_of(incident).name.lower()
+    numbers = (steps_of(incident), f"{incident.value:.4g}", f"{incident.limit:.4g}")
     cells = "".join(f"<td class='number'>{cell}</td>" for cell in numbers)
     docs = escape(all_checks()[incident.check].docs)
-    what = f"<details><summary>{escape(incident.message)}</summary><pre>{docs}</pre></details>"
+    what = f"<details><summary>{escape(incident.what)}</summary><pre>{docs}</pre></details>"
     return f"<tr><td>{incident.check}</td><td class='{level}'>{level}</td>{cells}<td>{what}</td></tr>"
 
 

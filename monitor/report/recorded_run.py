@@ -1,7 +1,8 @@
 """Everything that is known of a run directory: card, telemetry, verdicts, incidents, plans, audit log, and its world.
 
 With the daemon's database, incidents and plans are those that it stored. Without one, every check is judged as a backtest
-judges it, and plans are known from the files in `control/`.
+judges it, and plans are known from the files in `control/`. The world is the daemon's own: the rows that it has not seen
+yet are taken up as its next tick would.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,19 +12,21 @@ from pathlib import Path
 
 import numpy as np
 
-from runwatch.checks import Level, Signals, Verdicts, all_checks
+from runwatch.checks import Level, Signals, Verdicts
 from runwatch.monitor.act.directives import receipts_of, requests_of
-from runwatch.monitor.card.rulebook import CardFile, Rulebook, rulebook, run_name
+from runwatch.monitor.card.rulebook import CardFile, Rulebook, answered, rulebook, run_name
 from runwatch.monitor.card.run_card import Card
 from runwatch.monitor.engine.backtest import backtest
-from runwatch.monitor.engine.conclude import Snapshot, world_of
+from runwatch.monitor.engine.conclude import alerted
+from runwatch.monitor.engine.context import trained
 from runwatch.monitor.engine.evaluate import Judged
-from runwatch.monitor.engine.incidents import after
-from runwatch.monitor.read.run_directory import RunReader
-from runwatch.monitor.read.sources import Loaded, load
+from runwatch.monitor.engine.incidents import followed
+from runwatch.monitor.engine.tick import Tick
+from runwatch.monitor.engine.world import world_of
+from runwatch.monitor.read.sources import Loaded, load, load_run
 from runwatch.monitor.store.audit import AuditRow, broken, read_mirror
 from runwatch.monitor.store.incident import Incident
-from runwatch.monitor.store.store import Saved, read_store, sqlite_url
+from runwatch.monitor.store.store import RunState, read_store, sqlite_url
 from runwatch.rules import (
     Alert,
     Execution,
@@ -31,17 +34,11 @@ from runwatch.rules import (
     NodeVerdict,
     PlanRules,
     Receipt,
-    Transition,
     World,
-    advance,
     all_nodes,
     evaluate,
     from_control,
-    policy_of,
 )
-
-RECENT_ROWS = 1300
-"""About as many as the daemon's context spans: the checks look back over 603 records, and each brings a tick."""
 
 
 @dataclass(frozen=True)
@@ -53,26 +50,30 @@ class Remembered:
 
     run: str
     watched: bool
-    saved: Saved
+    state: RunState
     incidents: tuple[Incident, ...] = ()
     audit: tuple[AuditRow, ...] = ()
     chain: str | None = None
 
 
 @dataclass(frozen=True)
-class Dossier:
-    """A run as far as it has come. `alerts` are as the newest record leaves them; incidents are the oldest first."""
+class RecordedRun:
+    """A run as far as it has come; incidents are the oldest first. `seen` counts the rows that its daemon has judged."""
 
     directory: Path
-    card: Card | None
     card_problem: str | None
     loaded: Loaded
+    seen: int
     remembered: Remembered
     rulebook: Rulebook
     receipts: Mapping[str, Receipt]
     verdicts: Mapping[str, Verdicts]
-    alerts: Mapping[str, Alert]
     incidents: tuple[Incident, ...]
+
+    @property
+    def card(self) -> Card | None:
+        """The run card, where there is one that can be read."""
+        return self.rulebook.card
 
     @property
     def signals(self) -> Signals:
@@ -82,12 +83,18 @@ class Dossier:
     @property
     def executions(self) -> tuple[Execution, ...]:
         """Executions of plans, oldest first."""
-        return self.remembered.saved.executions
+        return self.remembered.state.executions
 
     @cached_property
     def world(self) -> World | None:
         """The world at the newest record; None without a card or without a record that tells its tokens."""
-        return self.world_at(len(self.signals) - 1, self.alerts) if len(self.signals) else None
+        if not len(self.signals):
+            return None
+        state, unseen = self.remembered.state, slice(self.seen, None)
+        now = max(state.cursor.get("time", -np.inf), float(self.signals.time[-1]))
+        tick = self._tick(self.signals, state, now)
+        judged = Judged({name: found.take(unseen) for name, found in self.verdicts.items()})
+        return world_of(alerted(replace(tick, block=self.signals.take(unseen), judged=judged)))
 
     @cached_property
     def nodes(self) -> tuple[NodeVerdict, ...]:
@@ -98,31 +105,32 @@ class Dossier:
         return tuple(evaluate(node, world, self.rulebook.nodes[name]) for name, node in all_nodes().items())
 
     def world_at(self, row: int, alerts: Mapping[str, Alert]) -> World | None:
-        """The world as the daemon saw it at `row`, when its alerts stood as given."""
+        """The world at `row`, when its alerts stood as given."""
         rows = self.signals.take(slice(0, row + 1))
-        recent = rows.take(slice(max(0, len(rows) - RECENT_ROWS), len(rows)))
         now = float(rows.time[-1])
-        saved = self.remembered.saved
-        known = tuple(one for one in saved.executions if not one.proposed.time > now)
-        snapshot = Snapshot(
+        known = tuple(one for one in self.executions if not one.proposed.time > now)
+        state = replace(self.remembered.state, alerts=alerts, executions=known)
+        receipts = {key: one for key, one in self.receipts.items() if not one.time > now}
+        return world_of(replace(self._tick(rows, state, now), receipts=receipts))
+
+    def _tick(self, rows: Signals, state: RunState, now: float) -> Tick:
+        """The tick of a daemon to which none of `rows` is new."""
+        return Tick(
             run=self.remembered.run,
             directory=str(self.directory),
-            page={},
             now=now,
+            rows=rows,
             block=rows.take(slice(0, 0)),
-            rows=recent,
             judged=Judged(),
-            attempts=list(self.loaded.attempts),
-            records=int((~rows.tick).sum()),
+            attempts=self.loaded.attempts,
+            records=int(trained(rows).sum()),
             rulebook=self.rulebook,
-            receipts={key: one for key, one in self.receipts.items() if not one.time > now},
-            saved=replace(saved, executions=known),
-            incidents={},
+            receipts=self.receipts,
+            state=state,
         )
-        return world_of(snapshot, alerts)
 
 
-def gather(run_dir: Path, database: str | None = None) -> Dossier:
+def gather(run_dir: Path, database: str | None = None) -> RecordedRun:
     """Read a run directory; `database` is the daemon's SQLAlchemy URL where it is not the directory's own.
 
     Raises:
@@ -132,45 +140,31 @@ def gather(run_dir: Path, database: str | None = None) -> Dossier:
     file = CardFile(run_dir)
     file.refresh()
     receipts = receipts_of(run_dir).read()
-    loaded = _loaded(run_dir)
     known = database is not None or (run_dir / ".runwatch" / "state.db").exists()
     remembered = _stored(run_dir, database or sqlite_url(run_dir)) if known else None
     remembered = remembered or _unwatched(run_dir, receipts)
-    book = rulebook(file.card, remembered.saved.executions, remembered.saved.declarations)
-    verdicts = backtest(loaded, book.checks, book.changes).verdicts
-    alerts, transitions = judged_alerts(verdicts, loaded.signals)
-    found = after({}, transitions, float(loaded.signals.time[-1]) if len(loaded.signals) else 0.0)
-    return Dossier(
+    state = remembered.state
+    loaded, seen = _loaded(run_dir, state)
+    book = rulebook(file.card, answered(state.executions, receipts), state.declarations)
+    result = backtest(loaded, book.checks, book.changes)
+    return RecordedRun(
         directory=run_dir,
-        card=file.card,
         card_problem=file.problem,
         loaded=loaded,
+        seen=seen,
         remembered=remembered,
         rulebook=book,
         receipts=receipts,
-        verdicts=verdicts,
-        alerts=remembered.saved.alerts if remembered.watched else alerts,
-        incidents=remembered.incidents if remembered.watched else tuple(found.values()),
+        verdicts=result.verdicts,
+        incidents=remembered.incidents if watched else result.incidents,
     )
 
 
-def _loaded(run_dir: Path) -> Loaded:
-    """The telemetry; none of a run that was declared and has not begun."""
-    if not (run_dir / "telemetry").exists() and (run_dir / "run.yaml").exists():
-        return Loaded(str(run_dir), RunReader(run_dir).read(float("-inf")))
-    return load(run_dir)
-
-
-def judged_alerts(
-    verdicts: Mapping[str, Verdicts], signals: Signals, before: Mapping[str, Alert] | None = None
-) -> tuple[dict[str, Alert], tuple[Transition, ...]]:
-    """The alerts after all rows of `signals`, judged by `verdicts`, and what changed on the way."""
-    alerts = {name: (before or {}).get(name) or Alert(check=name) for name in verdicts}
-    transitions: list[Transition] = []
-    for name, found in verdicts.items():
-        alerts[name], changes = advance(alerts[name], all_checks()[name], found, signals, policy_of(name))
-        transitions += changes
-    return alerts, tuple(sorted(transitions, key=lambda transition: transition.row))
+def _loaded(run_dir: Path, state: RunState) -> tuple[Loaded, int]:
+    """The telemetry, and how many of its rows the daemon has judged; none of a run that was declared and has not begun."""
+    if (run_dir / "telemetry").exists() or (run_dir / "run.yaml").exists():
+        return load_run(run_dir, state.cursor)
+    return load(run_dir), 0
 
 
 def _stored(run_dir: Path, url: str) -> Remembered | None:
@@ -180,11 +174,11 @@ def _stored(run_dir: Path, url: str) -> Remembered | None:
         with store.transaction() as tx:
             if not tx.watched:
                 return None
-            saved, incidents, rows = tx.load(), tx.incidents(), tx.audit_rows()
+            state, incidents, rows = tx.load(), tx.incidents(), tx.audit_rows()
     finally:
         store.close()
     chain = broken(rows) or _mirror_differs(run_dir / ".runwatch" / "audit.jsonl", rows)
-    return Remembered(store.run, True, saved, tuple(reversed(incidents)), tuple(rows), chain)
+    return Remembered(store.run, True, state, tuple(reversed(incidents)), tuple(rows), chain)
 
 
 def _mirror_differs(path: Path, rows: Sequence[AuditRow]) -> str | None:
@@ -208,8 +202,7 @@ def _unwatched(run_dir: Path, receipts: Mapping[str, Receipt]) -> Remembered:
         at = Mark(time=directive.created, records=0, step=step, tokens=tokens)
         found.append(from_control(directive, receipt, PlanRules(), at))
     executions = tuple(sorted(found, key=lambda one: one.proposed.time))
-    saved = Saved(cursor={}, alerts={}, executions=executions, decisions={}, plans_enabled=True, declarations=())
-    return Remembered(run_name(run_dir), False, saved)
+    return Remembered(run_name(run_dir), False, RunState(executions=executions))
 
 
 @dataclass(frozen=True)
@@ -225,21 +218,21 @@ LOOKS = 24
 """Evenly spread rows at which every node is looked at, beside the ends of critical stretches."""
 
 
-def approaches(dossier: Dossier) -> dict[str, Approach]:
+def approaches(run: RecordedRun) -> dict[str, Approach]:
     """How near each node came to firing over the whole run; empty without a card."""
-    signals, closest = dossier.signals, dict[str, Approach]()
+    signals, closest = run.signals, dict[str, Approach]()
     alerts: dict[str, Alert] = {}
     begin = 0
-    for row in _rows_to_look_at(dossier.verdicts, len(signals)):
+    for row in _rows_to_look_at(run.verdicts, len(signals)):
         block = slice(begin, row + 1)
-        verdicts = {name: found.take(block) for name, found in dossier.verdicts.items()}
-        alerts, _ = judged_alerts(verdicts, signals.take(block), alerts)
+        verdicts = {name: found.take(block) for name, found in run.verdicts.items()}
+        alerts, _, _ = followed(alerts, {}, verdicts, signals.take(block), 0.0)
         begin = row + 1
-        world = dossier.world_at(row, alerts)
+        world = run.world_at(row, alerts)
         if world is None:
             continue
         for name, node in all_nodes().items():
-            condition = node.condition(world, dossier.rulebook.nodes[name])
+            condition = node.condition(world, run.rulebook.nodes[name])
             if name not in closest or condition.progress > closest[name].progress:
                 closest[name] = Approach(condition.progress, condition.reason, int(signals.step[row]))
     return closest

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from runwatch.checks import Level, Signals
 from runwatch.checks.windows import rolling_median
 from runwatch.monitor.report.figures import COLOURS, strips_picture, svg, thinned
-from runwatch.monitor.report.recorded_run import Dossier
+from runwatch.monitor.report.recorded_run import RecordedRun
 from runwatch.monitor.store.incident import Incident
 from runwatch.rules import Curve, Execution
 
@@ -80,7 +80,7 @@ class Mark:
     name: str = ""
 
 
-def run_pictures(dossier: Dossier) -> dict[str, str]:
+def run_pictures(dossier: RecordedRun) -> dict[str, str]:
     """The pictures of a run's page: the course of its loss, and the level of each check along it."""
     planned = dossier.rulebook.planned
     marks = [*_incident_marks(dossier.signals, dossier.incidents), *_plan_marks(dossier.signals, dossier.executions)]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from runwatch.monitor.report.page import html, markdown
-from runwatch.monitor.report.recorded_run import Dossier, gather
+from runwatch.monitor.report.recorded_run import RecordedRun, gather
 from runwatch.monitor.report.sections import sections
 
 
@@ -34,7 +34,7 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _pictures(dossier: Dossier) -> Mapping[str, str]:
+def _pictures(dossier: RecordedRun) -> Mapping[str, str]:
     try:
         from runwatch.monitor.report.run_charts import run_pictures  # noqa: PLC0415 - matplotlib is an extra and slow to import
     except ImportError as error:

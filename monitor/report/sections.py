@@ -16,7 +16,7 @@ import numpy as np
 
 from runwatch.checks import Level, Phase, all_checks
 from runwatch.monitor.report.page import Block, Items, Links, Picture, Section, Table, Text, Tone, Verbatim
-from runwatch.monitor.report.recorded_run import Approach, Dossier, approaches
+from runwatch.monitor.report.recorded_run import Approach, RecordedRun, approaches
 from runwatch.monitor.show.build_status import curve_at
 from runwatch.monitor.store.incident import Incident
 from runwatch.rules import Decision, Execution, ExecutionState, NodeVerdict, PlanState, Receipt, all_nodes
@@ -42,7 +42,7 @@ OUTCOMES: Mapping[ExecutionState, tuple[Tone, str]] = {
 }
 
 
-def sections(dossier: Dossier, pictures: Mapping[str, str]) -> list[Section]:
+def sections(dossier: RecordedRun, pictures: Mapping[str, str]) -> list[Section]:
     """The whole page; `pictures` are SVGs by name: `course`, `levels`."""
     return [
         Section("The run", _run(dossier)),
@@ -70,7 +70,7 @@ def _tokens(value: float | None) -> str:
     return "" if value is None or not math.isfinite(value) else f"{value:,.0f}"
 
 
-def standing(dossier: Dossier) -> str:
+def standing(dossier: RecordedRun) -> str:
     """How far the run is and how it stands, in one or two sentences."""
     signals, world = dossier.signals, dossier.world
     real = np.flatnonzero(~signals.tick)
@@ -86,7 +86,7 @@ def standing(dossier: Dossier) -> str:
     return f"{going} at step {int(signals.step[last]):,}{tokens}, {when(float(signals.time[last]))}. {alarm}"
 
 
-def _run(dossier: Dossier) -> list[Block]:
+def _run(dossier: RecordedRun) -> list[Block]:
     card = dossier.card
     if card is None:
         return [Text(standing(dossier)), Text(f"No run card: {dossier.card_problem or 'none was found'}.", "warning")]
@@ -108,7 +108,7 @@ def _run(dossier: Dossier) -> list[Block]:
     ]
 
 
-def _model(dossier: Dossier) -> str:
+def _model(dossier: RecordedRun) -> str:
     if dossier.card is None:
         return ""
     model = dossier.card.model
@@ -128,7 +128,7 @@ def _plans_counted(executions: Sequence[Execution]) -> str:
     return f"{len(executions)}, {verified} of them carried out and verified" if executions else "none"
 
 
-def _course(dossier: Dossier, picture: str) -> list[Block]:
+def _course(dossier: RecordedRun, picture: str) -> list[Block]:
     card = dossier.card
     ladder = card.ladder if card else None
     blocks: list[Block] = []
@@ -146,7 +146,7 @@ def _course(dossier: Dossier, picture: str) -> list[Block]:
     return [*blocks, Picture(picture, alt, _sparkline(dossier))]
 
 
-def _registered_late(dossier: Dossier, registered: float) -> str:
+def _registered_late(dossier: RecordedRun, registered: float) -> str:
     """How long after the first record the curve was registered; empty when it was before."""
     times = dossier.signals.time[np.isfinite(dossier.signals.time)]
     if not len(times) or registered <= times[0]:
@@ -154,7 +154,7 @@ def _registered_late(dossier: Dossier, registered: float) -> str:
     return f"{(registered - times[0]) / 3600:,.1f} hours after the run had begun: it is no pre-registration"
 
 
-def _comparison(dossier: Dossier) -> tuple[str, Tone]:
+def _comparison(dossier: RecordedRun) -> tuple[str, Tone]:
     """The newest level of the loss against the registered curve."""
     signals = dossier.signals
     rows, loss = signals.observed("train/loss"), signals.values("train/loss")
@@ -176,7 +176,7 @@ def _comparison(dossier: Dossier) -> tuple[str, Tone]:
     )
 
 
-def _moved(dossier: Dossier) -> str:
+def _moved(dossier: RecordedRun) -> str:
     """From which step on the registered curve is another run's."""
     kinds = SetTokenBudget | SetLrDecay | SetDataMixture | SetContextLength
     for execution in dossier.executions:
@@ -186,7 +186,7 @@ def _moved(dossier: Dossier) -> str:
     return ""
 
 
-def _sparkline(dossier: Dossier) -> str:
+def _sparkline(dossier: RecordedRun) -> str:
     """The course of the loss in one line of text, from its first value to its last."""
     loss = dossier.signals.values("train/loss")
     loss = loss[np.isfinite(loss)]
@@ -198,7 +198,7 @@ def _sparkline(dossier: Dossier) -> str:
     return f"{levels[0]:.3f} {bars} {levels[-1]:.3f}"
 
 
-def _fired(dossier: Dossier, picture: str) -> list[Block]:
+def _fired(dossier: RecordedRun, picture: str) -> list[Block]:
     alt = "Level of each check along the run: green is OK, yellow a warning, red critical, grey not judged."
     blocks: list[Block] = [Picture(picture, alt)] if picture else []
     if not dossier.incidents:
@@ -223,16 +223,16 @@ def _incident(one: Incident) -> tuple[str, ...]:
     )
 
 
-def _decisions(dossier: Dossier) -> list[Section]:
+def _decisions(dossier: RecordedRun) -> list[Section]:
     if not dossier.executions:
         return [Section("What was decided", [Text("No plan was proposed or carried out.")])]
     parts = [Section("What was decided", [Text(f"Plans: {_plans_counted(dossier.executions)}.")])]
     return parts + [Section(f"{one.id}: {one.plan}", _execution(dossier, one), level=3) for one in dossier.executions]
 
 
-def _execution(dossier: Dossier, one: Execution) -> list[Block]:
+def _execution(dossier: RecordedRun, one: Execution) -> list[Block]:
     tone, outcome = OUTCOMES[one.state]
-    decision = dossier.remembered.saved.decisions.get(one.id)
+    decision = dossier.remembered.state.decisions.get(one.id)
     told = one.reason and one.reason != one.evidence and one.state is not ExecutionState.VERIFIED
     why = f" {one.reason}" if told else ""
     blocks: list[Block] = [
@@ -265,7 +265,7 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"{value}"
 
 
-def _history(dossier: Dossier, one: Execution, decision: Decision | None) -> list[str]:
+def _history(dossier: RecordedRun, one: Execution, decision: Decision | None) -> list[str]:
     """What happened to an execution, from the audit log where there is one."""
     told = [f"{when(row.time)}: {row.sentence}" for row in dossier.remembered.audit if _concerns(row.payload, one.id)]
     if told:
@@ -297,7 +297,7 @@ def _receipt(receipt: Receipt) -> list[Block]:
     return [said, Table(("Plan", "Before", "After"), rows, frozenset({1, 2}))] if rows else [said]
 
 
-def _not_fired(dossier: Dossier) -> list[Block]:
+def _not_fired(dossier: RecordedRun) -> list[Block]:
     blocks: list[Block] = []
     fired = {one.node for one in dossier.executions}
     quiet = [verdict for verdict in dossier.nodes if verdict.node not in fired]
@@ -338,13 +338,13 @@ def _quiet(verdict: NodeVerdict, near: Approach | None) -> tuple[str, ...]:
     )
 
 
-def _amendments(dossier: Dossier) -> list[Block]:
+def _amendments(dossier: RecordedRun) -> list[Block]:
     blocks: list[Block] = []
     declared = dossier.card.declarations if dossier.card else ()
     rows = [(f"{one.step:,}", ", ".join(one.signals), one.reason, "run card") for one in declared]
     rows += [
         (f"{one['step']:,}", ", ".join(one["signals"]), str(one["reason"]), "runwatch declare")
-        for one in dossier.remembered.saved.declarations
+        for one in dossier.remembered.state.declarations
     ]
     if rows:
         blocks.append(Table(("From step", "Signals", "Reason", "Declared in"), rows, frozenset({0})))
@@ -371,7 +371,7 @@ def _card_changes(cards: Sequence[Mapping[str, Any]]) -> list[Block]:
     return found
 
 
-def _ladder(dossier: Dossier) -> list[Block]:
+def _ladder(dossier: RecordedRun) -> list[Block]:
     ladder = dossier.card.ladder if dossier.card else None
     if ladder is None:
         return [Text("No ladder was registered (`runwatch ladder register`).", "quiet")]
@@ -389,7 +389,7 @@ def _ladder(dossier: Dossier) -> list[Block]:
     return blocks
 
 
-def _audit(dossier: Dossier) -> list[Block]:
+def _audit(dossier: RecordedRun) -> list[Block]:
     remembered = dossier.remembered
     if not remembered.watched:
         return [
@@ -410,7 +410,7 @@ def _audit(dossier: Dossier) -> list[Block]:
     return [first, *([table] if rows else [])]
 
 
-def _making(dossier: Dossier) -> list[Block]:
+def _making(dossier: RecordedRun) -> list[Block]:
     source = (
         "Incidents and plans are those that the daemon stored."
         if dossier.remembered.watched

@@ -3,15 +3,15 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from runwatch.checks import Check, Level, Phase, Signals, all_checks
-from runwatch.monitor.card.run_card import Card, LadderCurve
-from runwatch.monitor.engine.history import Series, finite, latest
+from runwatch.checks import Check, Level, Phase, all_checks
+from runwatch.monitor.card.run_card import LadderCurve
+from runwatch.monitor.engine.history import RunHistory, finite, latest
+from runwatch.monitor.engine.tick import Tick
 from runwatch.monitor.show.status import (
     AuditStatus,
     CheckStatus,
@@ -26,59 +26,44 @@ from runwatch.monitor.show.status import (
 )
 from runwatch.monitor.store.audit import AuditRow
 from runwatch.monitor.store.incident import Incident
-from runwatch.rules import Alert, AlertState, Execution, NodeVerdict, PlanRules, Throughput, all_nodes
-from runwatch.rules.plan import PlanState
+from runwatch.rules import Alert, AlertState, Execution, NodeVerdict, all_nodes
 
 LEVELS = {Level.UNKNOWN: "unknown", Level.OK: "ok", Level.WARN: "warning", Level.CRITICAL: "critical"}
 MARKS = ("proposed", "decided", "requested", "acknowledged", "ended")
 
 
-@dataclass(frozen=True)
-class View:
-    """What a document is made of."""
+def build_status(
+    tick: Tick,
+    history: RunHistory,
+    *,
+    number: int,
+    incidents: Sequence[Incident],
+    audit: Sequence[AuditRow],
+    check_errors: Mapping[str, str],
+    conditions: Sequence[ConditionStatus],
+    daemon: Mapping[str, Any],
+) -> Status:
+    """The whole document after a tick; `number` is its version, `check_errors` are those of the newest records.
 
-    name: str
-    directory: str
-    card: Card | None
-    rows: Signals
-    attempts: Sequence[str]
-    plan: PlanState | None
-    throughput: Throughput | None
-    loss: Series
-    evaluation: Series
-    alerts: Mapping[str, Alert]
-    check_errors: Mapping[str, str]
-    sparklines: Mapping[str, list[float]]
-    nodes: Sequence[NodeVerdict]
-    settings: Mapping[str, PlanRules]
-    executions: Sequence[Execution]
-    incidents: Sequence[Incident]
-    audit: Sequence[AuditRow]
-    conditions: Sequence[ConditionStatus]
-    plans_enabled: bool
-    daemon: Mapping[str, Any]
-
-
-def compose(view: View, number: int) -> Status:
-    """The whole document."""
-    run = run_facts(view)
-    checks = [_check(view, check) for check in all_checks().values()]
-    health = _health(view)
+    `incidents` and rows of the `audit` log are the newest, newest first; `daemon` is what the daemon says of itself.
+    """
+    run = run_facts(tick)
+    health = _health(tick, conditions)
     return {
         "schema": 1,
         "version": number,
         "health": health,
-        "sentence": _sentence(run, view, health),
+        "sentence": _sentence(run, tick, conditions, health),
         "run": run,
-        "loss": _loss(view),
-        "checks": checks,
-        "nodes": [_node(view, verdict) for verdict in view.nodes],
-        "plans_enabled": view.plans_enabled,
-        "plans": [_plan(execution) for execution in reversed(view.executions)],
-        "incidents": [_incident(incident) for incident in view.incidents],
-        "audit": [_audit(row) for row in view.audit],
-        "conditions": list(view.conditions),
-        "daemon": {"version": version("runwatch"), "pid": os.getpid(), **view.daemon},
+        "loss": _loss(tick, history),
+        "checks": [_check(tick, history, check, check_errors.get(check.name)) for check in all_checks().values()],
+        "nodes": [_node(tick, verdict) for verdict in tick.nodes],
+        "plans_enabled": tick.state.plans_enabled,
+        "plans": [_plan(execution) for execution in reversed(tick.state.executions)],
+        "incidents": [_incident(incident) for incident in incidents],
+        "audit": [_audit(row) for row in audit],
+        "conditions": list(conditions),
+        "daemon": {"version": version("runwatch"), "pid": os.getpid(), **daemon},
     }
 
 
@@ -91,23 +76,23 @@ def curve_at(curve: LadderCurve, tokens: float) -> dict[str, float]:
     return {name: float(np.exp(np.interp(at, along, np.log(values)))) for name, values in bounds.items()}
 
 
-def run_facts(view: View) -> RunFacts:
+def run_facts(tick: Tick) -> RunFacts:
     """What is being trained and how far it is."""
-    rows, card = view.rows, view.card
+    rows, card, world = tick.rows, tick.rulebook.card, tick.world
     empty = not len(rows)
     tokens = None if empty else finite(rows.tokens[-1])
-    budget = view.plan.token_budget if view.plan else None
-    rate = view.throughput.tokens_per_second if view.throughput else None
+    budget = world.plan.token_budget if world else None
+    rate = world.throughput.tokens_per_second if world and world.throughput else None
     time = None if empty else finite(rows.time[~rows.tick][-1]) if (~rows.tick).any() else None
     left = None if budget is None or tokens is None else max(0.0, budget - tokens)
     return {
-        "name": view.name,
-        "directory": view.directory,
+        "name": tick.run,
+        "directory": tick.directory,
         "hypothesis": card.run.hypothesis if card else "",
         "owner": card.run.owner if card else "",
         "links": dict(card.run.links) if card else {},
-        "attempt": "" if empty else view.attempts[int(rows.attempt[-1])],
-        "attempts": len(view.attempts),
+        "attempt": "" if empty else tick.attempts[int(rows.attempt[-1])],
+        "attempts": len(tick.attempts),
         "phase": "init" if empty else Phase(int(rows.phase[-1])).name.lower(),
         "step": 0 if empty else int(rows.step[-1]),
         "tokens": tokens,
@@ -121,36 +106,38 @@ def run_facts(view: View) -> RunFacts:
     }
 
 
-def _health(view: View) -> Health:
-    firing = [alert for alert in view.alerts.values() if alert.state is AlertState.FIRING]
+def _health(tick: Tick, conditions: Sequence[ConditionStatus]) -> Health:
+    firing = [alert for alert in tick.state.alerts.values() if alert.state is AlertState.FIRING]
     if any(alert.severity is Level.CRITICAL for alert in firing):
         return "critical"
-    return "degraded" if firing or view.conditions else "healthy"
+    return "degraded" if firing or conditions else "healthy"
 
 
-def _sentence(run: RunFacts, view: View, health: Health) -> str:
+def _sentence(run: RunFacts, tick: Tick, conditions: Sequence[ConditionStatus], health: Health) -> str:
     if not run["attempts"]:
         return "No telemetry yet."
     share = "" if run["fraction"] is None else f" ({run['fraction']:.1%} of the token budget)"
     tokens = "" if run["tokens"] is None else f", {run['tokens']:,.0f} tokens{share}"
-    firing = sorted(name for name, alert in view.alerts.items() if alert.state is AlertState.FIRING)
+    firing = sorted(name for name, alert in tick.state.alerts.items() if alert.state is AlertState.FIRING)
     alarm = f"in alarm: {', '.join(firing)}" if firing else "no check is in alarm"
-    trouble = f"; {len(view.conditions)} of the daemon's own conditions need a look" if view.conditions else ""
-    open_plan = next((one for one in view.executions if one.open), None)
+    trouble = f"; {len(conditions)} of the daemon's own conditions need a look" if conditions else ""
+    open_plan = next((one for one in tick.state.executions if one.open), None)
     plan = f"; {open_plan.id} ({open_plan.plan}) is {open_plan.state}" if open_plan else ""
     return f"{health.capitalize()} in {run['phase']} at step {run['step']:,}{tokens}: {alarm}{plan}{trouble}."
 
 
-def _loss(view: View) -> LossSeries:
-    curve = view.card.ladder.curve if view.card and view.card.ladder else None
+def _loss(tick: Tick, history: RunHistory) -> LossSeries:
+    ladder = tick.rulebook.card.ladder if tick.rulebook.card else None
+    curve = ladder.curve if ladder else None
+    loss, evaluation = history.loss, history.evaluation
     return {
-        "steps": [bucket.step for bucket in view.loss.buckets],
-        "tokens": view.loss.column("tokens"),
-        "loss": view.loss.column("mean"),
-        "low": view.loss.column("low"),
-        "high": view.loss.column("high"),
-        "eval_tokens": view.evaluation.column("tokens"),
-        "eval_loss": view.evaluation.column("mean"),
+        "steps": [bucket.step for bucket in loss.buckets],
+        "tokens": loss.column("tokens"),
+        "loss": loss.column("mean"),
+        "low": loss.column("low"),
+        "high": loss.column("high"),
+        "eval_tokens": evaluation.column("tokens"),
+        "eval_loss": evaluation.column("mean"),
         "curve_tokens": list(curve.tokens) if curve else [],
         "curve": list(curve.loss) if curve else [],
         "curve_low": list(curve.low) if curve else [],
@@ -158,8 +145,8 @@ def _loss(view: View) -> LossSeries:
     }
 
 
-def _check(view: View, check: Check) -> CheckStatus:
-    alert = view.alerts.get(check.name) or Alert(check=check.name)
+def _check(tick: Tick, history: RunHistory, check: Check, error: str | None) -> CheckStatus:
+    alert = tick.state.alerts.get(check.name) or Alert(check=check.name)
     since = alert.since if alert.alive else None
     return {
         "name": check.name,
@@ -173,14 +160,14 @@ def _check(view: View, check: Check) -> CheckStatus:
         "since_step": since.step if since else None,
         "since_tokens": finite(since.tokens) if since else None,
         "since_time": finite(since.time) if since else None,
-        "sparkline": [finite(value) for value in view.sparklines.get(check.name, [])],
-        "error": view.check_errors.get(check.name),
+        "sparkline": [finite(value) for value in history.sparklines.get(check.name, [])],
+        "error": error,
     }
 
 
-def _node(view: View, verdict: NodeVerdict) -> NodeStatus:
+def _node(tick: Tick, verdict: NodeVerdict) -> NodeStatus:
     node = all_nodes()[verdict.node]
-    settings = view.settings.get(verdict.node) or node.settings()
+    settings = tick.rulebook.nodes.get(verdict.node) or node.settings()
     begin, end = node.window(settings)
     return {
         "name": verdict.node,
@@ -222,6 +209,9 @@ def _incident(incident: Incident) -> IncidentStatus:
         "severity": incident.severity,
         "state": incident.state,
         "what": incident.what,
+        "value": finite(incident.value),
+        "limit": finite(incident.limit),
+        "resolution": incident.resolution,
         "opened": incident.opened,
         "resolved": incident.resolved,
         "since_step": incident.since.step,

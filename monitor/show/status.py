@@ -106,7 +106,10 @@ class IncidentStatus(TypedDict):
     check: str
     severity: Literal["warning", "critical"]
     state: Literal["firing", "resolved"]
-    what: str
+    what: str  # sentence of the worst record
+    value: float | None  # of that record
+    limit: float | None
+    resolution: str  # what resolved it; empty while it fires
     opened: float  # Unix seconds
     resolved: float | None
     since_step: int

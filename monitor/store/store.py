@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,15 +37,16 @@ from runwatch.rules import Alert, Decision, Execution
 
 
 @dataclass(frozen=True)
-class Saved:
-    """What one run's tick begins from."""
+class RunState:
+    """What is stored of a run between two ticks; `incidents` (by id) are those of which there may be something to say."""
 
-    cursor: Mapping[str, Any]
-    alerts: Mapping[str, Alert]
-    executions: tuple[Execution, ...]
-    decisions: Mapping[str, Decision]
-    plans_enabled: bool
-    declarations: tuple[Mapping[str, Any], ...]
+    cursor: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    alerts: Mapping[str, Alert] = field(default_factory=dict[str, Alert])
+    incidents: Mapping[str, Incident] = field(default_factory=dict[str, Incident])
+    executions: tuple[Execution, ...] = ()
+    decisions: Mapping[str, Decision] = field(default_factory=dict[str, Decision])
+    plans_enabled: bool = True
+    declarations: tuple[Mapping[str, Any], ...] = ()
 
 
 class Store:
@@ -110,11 +111,12 @@ class Transaction:
         self.unreadable: dict[str, str] = {}
         """What was stored and cannot be read, by id: set aside, and as it was."""
 
-    def load(self) -> Saved:
+    def load(self) -> RunState:
         """Everything that a tick needs."""
-        return Saved(
+        return RunState(
             cursor=self.cursor(),
             alerts={alert.check: alert for alert in self._bodies(Alert, _rows_of(ALERTS, self.run), ALERTS.c.check)},
+            incidents=self.open_incidents(),
             executions=self.executions(),
             decisions={
                 row.execution: Decision(approved=row.approved, by=row.by, reason=row.reason, time=row.time)

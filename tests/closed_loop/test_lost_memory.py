@@ -96,8 +96,8 @@ def test_the_kill_switch_and_what_was_declared_outlive_the_database(begin: Begin
     again = open_watch(trainer)
     for _ in range(6):
         again.tick(trainer.train(20))
-    assert again.outcome is not None
-    verdict = next(one for one in again.outcome.decided.nodes if one.node == "instability")
+    assert again.last_tick is not None
+    verdict = next(one for one in again.last_tick.nodes if one.node == "instability")
     assert "plans are switched off" in verdict.reason
     assert states(again) == {}
     with again.store.transaction() as tx:

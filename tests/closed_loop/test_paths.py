@@ -28,7 +28,7 @@ CALLS = {S.EXPIRED, S.REJECTED, S.UNACKNOWLEDGED, S.UNVERIFIED}
 
 
 def newest(watch: Watch) -> Execution | None:
-    found = watch.outcome.executions if watch.outcome else ()
+    found = watch.last_tick.state.executions if watch.last_tick else ()
     return found[-1] if found else None
 
 
@@ -68,8 +68,8 @@ def test_a_plan_goes_its_way(node: str, path: str, begin: Begin, open_watch: Ope
     assert (told[-1]["severity"] == "critical") == (states[-1] in CALLS)
     acted = S.ACKNOWLEDGED in states
     assert trainer.applied == [f"{node}-0001"] * acted
-    assert watch.outcome is not None
-    stands = {verdict.node: verdict.state for verdict in watch.outcome.decided.nodes}[node]
+    assert watch.last_tick is not None
+    stands = {verdict.node: verdict.state for verdict in watch.last_tick.nodes}[node]
     assert stands is not NodeState.FIRING
 
 

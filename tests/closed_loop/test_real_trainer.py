@@ -50,7 +50,9 @@ def carried_out(watch: Watch, node: str, trainer: subprocess.Popen[bytes]) -> Ex
     while time.monotonic() < until:
         watch.tick(time.time())
         found = [
-            one for one in (watch.outcome.executions if watch.outcome else ()) if one.node == node and not one.open
+            one
+            for one in (watch.last_tick.state.executions if watch.last_tick else ())
+            if one.node == node and not one.open
         ]
         if found:
             return found[0]
@@ -58,7 +60,7 @@ def carried_out(watch: Watch, node: str, trainer: subprocess.Popen[bytes]) -> Ex
             break
         time.sleep(0.1)
     log = (watch.run_dir / "trainer.log").read_text()[-2000:]
-    pytest.fail(f"never happened; {watch.outcome and watch.outcome.executions}\n{log}")
+    pytest.fail(f"never happened; {watch.last_tick and watch.last_tick.state.executions}\n{log}")
 
 
 def records(run_dir: Path) -> list[dict[str, Any]]:
@@ -97,7 +99,7 @@ def test_a_batch_of_nan_is_rewound_and_skipped(watch: Watch, jax_cache: str) -> 
     assert (seen[0]["attempt"], seen[0]["step"]) == ("a0002", 61)
     assert all(isinstance(one["train/loss"], float) for one in seen), "the bad batch does not come again"
     assert seen[-1]["plan/lr_scale"] == pytest.approx(0.8)
-    assert watch.outcome.alerts["finite"].at.attempt == 1
+    assert watch.last_tick.state.alerts["finite"].at.attempt == 1
 
 
 def test_a_router_that_runs_away_is_led_back(watch: Watch, jax_cache: str) -> None:

@@ -27,7 +27,7 @@ def amend(trainer: Obedient, node: str, **rules: object) -> None:
 
 
 def executions(watch: Watch) -> tuple[Execution, ...]:
-    return watch.outcome.executions if watch.outcome else ()
+    return watch.last_tick.state.executions if watch.last_tick else ()
 
 
 def ticks(watch: Watch, trainer: Obedient, until: Callable[[], bool], most: int = 80) -> None:
@@ -81,10 +81,10 @@ def test_the_alarms_of_the_tail_that_a_rewind_took_back_do_not_count_in_the_new_
     watch.tick(trainer.train(100))
     ticks(watch, trainer, ended(watch, "instability-0001"))
     ticks(watch, trainer, lambda: trainer.step > 200)
-    assert watch.outcome is not None
+    assert watch.last_tick is not None
     assert len(executions(watch)) == 1
-    assert watch.outcome.alerts["finite"].state is AlertState.INACTIVE
-    assert [one.state for one in watch.outcome.decided.nodes if one.node == "instability"] == ["quiet"]
+    assert watch.last_tick.state.alerts["finite"].state is AlertState.INACTIVE
+    assert [one.state for one in watch.last_tick.nodes if one.node == "instability"] == ["quiet"]
 
 
 def test_a_rewind_past_the_rows_that_the_daemon_keeps_knows_its_checkpoint_and_its_healthy_loss(
@@ -98,7 +98,7 @@ def test_a_rewind_past_the_rows_that_the_daemon_keeps_knows_its_checkpoint_and_i
     for _ in range(16):
         watch.tick(trainer.train(100))
     assert len(watch.judge.context) < 1_200
-    assert int(watch.outcome.alerts["finite"].critical_since.step) == trainer.fault
+    assert int(watch.last_tick.state.alerts["finite"].critical_since.step) == trainer.fault
     with watch.store.transaction() as tx:
         tx.put_setting("plans_enabled", "true")
     ticks(watch, trainer, ended(watch, "instability-0001"))

@@ -14,6 +14,7 @@ from runwatch.checks import Column, Level, Phase, Signals
 from runwatch.rules import (
     Alert,
     AlertState,
+    BadRecord,
     Checkpoint,
     Curve,
     Execution,
@@ -128,7 +129,7 @@ def alert(check: str, since: int, at: int, severity: Level = Level.CRITICAL, att
         check=check,
         state=AlertState.FIRING,
         severity=severity,
-        worst=severity,
+        worst=BadRecord(level=severity, value=1.0, limit=0.5, message=f"{check} is bad."),
         level=severity,
         message=f"{check} is bad.",
         at=moment(at, attempt),

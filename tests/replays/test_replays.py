@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from runwatch.checks import Column, Level, Settings, Signals, Verdicts, all_checks
-from runwatch.monitor.engine.backtest import Result, backtest
+from runwatch.monitor.engine.backtest import Result, backtest, level_of, steps_of
 from runwatch.monitor.read.sources import Loaded, load
 
 RECORDINGS = Path(__file__).parents[3] / "shared" / "recordings"
@@ -148,9 +148,10 @@ def test_outside_of_incidents_nothing_is_critical_and_warnings_are_rare(file: st
     for wanted in (one for one in WANTED if one.file == file):
         rows = rows_of(wanted, result.loaded.signals)
         explained[rows[0] : rows[-1] + 1] = True
-    extra = [one for one in result.incidents if not explained[one.first : one.last + 1].any()]
-    told = [f"{one.check} {one.level.name} {one.first_step} to {one.last_step}: {one.message}" for one in extra]
-    assert not [line for line, one in zip(told, extra, strict=True) if one.level is Level.CRITICAL]
+    spans = [(one, *result.rows_of(one)) for one in result.incidents]
+    extra = [one for one, first, last in spans if not explained[first : last + 1].any()]
+    told = [f"{one.check} {one.severity} {steps_of(one)}: {one.what}" for one in extra]
+    assert not [line for line, one in zip(told, extra, strict=True) if level_of(one) is Level.CRITICAL]
     assert len(extra) <= max(1, result.loaded.records // WARNINGS_PER_RECORDS), told
 
 

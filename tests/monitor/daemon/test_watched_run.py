@@ -189,9 +189,9 @@ def test_a_check_that_raises_keeps_its_alert_and_the_others_go_on(
     watch.judge.checks = {**whole, "grad_norm": replace(whole["grad_norm"], evaluate=broken)}
     watch.tick(trainer.train(60))
     assert "ZeroDivisionError" in conditions(watch)["check grad_norm"]
-    assert watch.outcome is not None
-    assert watch.outcome.alerts["grad_norm"].at is not None
-    assert watch.outcome.alerts["grad_norm"].at.step == 100
+    assert watch.last_tick is not None
+    assert watch.last_tick.state.alerts["grad_norm"].at is not None
+    assert watch.last_tick.state.alerts["grad_norm"].at.step == 100
     assert any("loss_spike" in one for one in sentences(watch, "incident"))
     watch.judge.checks = whole
     watch.tick(trainer.train(STEPS))
@@ -277,8 +277,8 @@ def test_an_incident_opens_once_and_its_messages_have_keys_of_their_own(
     keys: list[str] = []
     for _ in range(20):
         watch.tick(trainer.train(STEPS))
-        assert watch.outcome is not None
-        keys += [message.key for message in watch.outcome.messages]
+        assert watch.last_tick is not None
+        keys += [message.key for message in watch.last_tick.messages]
     assert len(keys) == len(set(keys))
     assert "scripted/ladder_deviation-0001/firing-critical" in keys
     assert "scripted/ladder_deviation-0001/resolved-critical" in keys
@@ -291,8 +291,8 @@ def test_a_run_that_is_down_tells_only_that(trainer: ScriptedTrainer, open_watch
     told: list[str] = []
     for minutes in range(1, 400, 20):
         watch.tick(trainer.clock + 60 * minutes)
-        assert watch.outcome is not None
-        told += [message.subject for message in watch.outcome.messages]
+        assert watch.last_tick is not None
+        told += [message.subject for message in watch.last_tick.messages]
     assert set(told) == {"progress-0001"}
 
 

@@ -1,7 +1,6 @@
 import gzip
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from numpy.typing import NDArray
 
 from runwatch.checks import Level, Phase, Signals, Verdicts, all_checks
 from runwatch.monitor.commands.backtest import command, context
-from runwatch.monitor.engine.backtest import backtest, incidents_of
+from runwatch.monitor.engine.backtest import backtest, level_of, steps_of
 from runwatch.monitor.engine.evaluate import LiveJudge
 from runwatch.monitor.engine.follow import Following
+from runwatch.monitor.engine.incidents import followed
 from runwatch.monitor.read.run_directory import RunReader
 from runwatch.monitor.read.sources import Source, load
 
@@ -166,8 +166,8 @@ def test_alarms_with_fewer_than_twenty_ok_observations_between_them_are_one_inci
     blank = np.full(length, np.nan)
     head = (np.zeros(length, np.int32), np.arange(length), blank, blank)
     signals = Signals(*head, np.full(length, Phase.TRAIN, np.int8), np.zeros(length, np.bool_), {})
-    found = incidents_of(replace(all_checks()["finite"], required=()), verdicts, signals)
-    assert [(one.first, one.last, one.level) for one in found] == expected
+    _, found, _ = followed({}, {}, {"progress": verdicts}, signals, 0.0)
+    assert [(one.since.step, one.last.step, level_of(one)) for one in found.values()] == expected
 
 
 def records_of(signals: Signals) -> list[dict[str, Any]]:
@@ -251,8 +251,8 @@ def test_following_tells_an_incident_once_when_it_opens_and_when_it_is_over(tmp_
     write(tmp_path, [{"attempt": "a", "step": 199, "time": 1e9 + 200, "phase": "finished"}])
     said += following.poll(1e9 + 201)
     assert [line for line in said if "finite" in line] == [
-        "step 100: finite opened. The loss is nan.",
-        "step 120: finite is over. The loss is nan.",
+        "step 100: finite is firing. The loss is nan.",
+        "step 120: finite is resolved. The last 20 observations, up to step 120, are OK; the newest value is 2.515.",
     ]
     assert following.worst is Level.CRITICAL
     assert following.finished
@@ -265,11 +265,12 @@ def test_a_packed_table_through_the_command_equals_the_plain_one(tmp_path: Path)
     assert invoke(plain, "--json")[1] == invoke(str(packed), "--json")[1]
 
 
-def test_an_attempt_that_starts_over_has_an_incident_of_its_own(tmp_path: Path) -> None:
+def test_an_incident_that_outlasts_an_attempt_that_starts_over_stays_one_as_it_does_live(tmp_path: Path) -> None:
     rows = [f"{attempt},{step},nan" for attempt in (1, 2) for step in range(1, 6)]
     (tmp_path / "twice.csv").write_text("attempt,step,loss\n" + "\n".join(rows) + "\n")
     found = [one for one in backtest(load(tmp_path / "twice.csv")).incidents if one.check == "finite"]
-    assert [(one.first_step, one.last_step, one.first_critical_step) for one in found] == [(1, 5, 1), (1, 5, 1)]
+    assert [(one.since.attempt, one.since.step, one.last.attempt, one.last.step) for one in found] == [(0, 1, 1, 5)]
+    assert steps_of(found[0]) == "1 to 5, 1 attempt later"
 
 
 def test_an_incident_that_outlasts_a_resume_stays_one(tmp_path: Path) -> None:
@@ -278,4 +279,4 @@ def test_an_incident_that_outlasts_a_resume_stays_one(tmp_path: Path) -> None:
     ]
     (tmp_path / "resumed.csv").write_text("attempt,step,loss\n" + "\n".join(rows) + "\n")
     found = [one for one in backtest(load(tmp_path / "resumed.csv")).incidents if one.check == "finite"]
-    assert [(one.first_step, one.last_step) for one in found] == [(8, 14)]
+    assert [(one.since.step, one.last.step) for one in found] == [(8, 14)]

@@ -9,7 +9,7 @@ import runs
 from runwatch.checks import Change, Signals, Verdicts, all_checks, judge
 from runwatch.monitor.card.context import check_settings
 from runwatch.monitor.card.run_card import load_card
-from runwatch.monitor.engine import evaluate
+from runwatch.monitor.engine import context, evaluate
 from runwatch.monitor.engine.evaluate import LiveJudge
 from runwatch.monitor.read.run_directory import RunReader
 
@@ -20,7 +20,7 @@ CRASHES = {"one attempt": (), "resumes": (900, 1000, 1700), "a resume from long 
 def test_blocks_with_a_short_context_give_the_verdicts_of_the_whole(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate, "RECENT_ROWS", 20)
+    monkeypatch.setattr(context, "RECENT_ROWS", 20)
     monkeypatch.setattr(evaluate, "SLACK_ROWS", 60)
     every = 1000 if case == "a resume from long ago" else 200
     runs.write(runs.healthy(7, records=2000, crashes=CRASHES[case], checkpoint_every=every), tmp_path / "run")
@@ -55,5 +55,5 @@ def test_a_long_run_keeps_few_rows(tmp_path: Path) -> None:
     runs.write(runs.healthy(3, records=12_000), tmp_path / "run")
     settings = check_settings(load_card(tmp_path / "run" / "run.yaml"))
     signals: Signals = RunReader(tmp_path / "run").read(float("-inf"))
-    rows = evaluate.needed_rows(signals, all_checks(), settings, ())
+    rows = context.needed_rows(signals, all_checks(), settings, ())
     assert len(rows) < len(signals) / 2
