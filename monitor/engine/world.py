@@ -11,7 +11,7 @@ from runwatch.rules import Checkpoint, PlannedRun, PlanState, Receipt, Throughpu
 
 SUSTAINED_BLOCKS = 8
 SUSTAINED_CHECKPOINTS = 4
-_T95 = 2.36  # Student's t for 7 degrees of freedom, two-sided 95 %
+_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36)  # Student's t for 1 to 7 degrees of freedom, two-sided 95 %
 
 
 def world_of(tick: Tick) -> World | None:
@@ -77,7 +77,8 @@ def sustained(signals: Signals) -> Throughput | None:
 
     Over the newest `RECENT_ROWS` train rows, or since the oldest of the newest `SUSTAINED_CHECKPOINTS` saves where that
     is longer, in either case since a person last paused the run: the mean, and its interval from the means of eight
-    blocks, each weighted by its length. None while fewer than 16 train rows tell tokens and time, or a block has no length.
+    blocks of about equal time, weighted by their length (of fewer, where rows lie far apart). None while fewer than 16
+    train rows tell tokens and time, or all but one block are empty.
     """
     newest = signals.attempt == signals.attempt[-1:]
     rows = np.flatnonzero(trained(signals) & newest & np.isfinite(signals.tokens) & np.isfinite(signals.time))
@@ -87,11 +88,13 @@ def sustained(signals: Signals) -> Throughput | None:
     rows = rows[np.searchsorted(rows, held[0]) :] if len(held) else rows
     if len(rows) < 2 * SUSTAINED_BLOCKS:
         return None
-    edges = rows[np.linspace(0, len(rows) - 1, SUSTAINED_BLOCKS + 1).astype(np.intp)]
+    time = signals.time[rows]
+    edges = rows[np.unique(np.searchsorted(time, np.linspace(time[0], time[-1], SUSTAINED_BLOCKS + 1)))]
     tokens, seconds = np.diff(signals.tokens[edges]), np.diff(signals.time[edges])
-    if np.any(seconds <= 0) or np.any(tokens < 0):
+    if len(seconds) < 2 or np.any(seconds <= 0) or np.any(tokens < 0):
         return None
     mean = float(tokens.sum() / seconds.sum())
-    variance = np.average((tokens / seconds - mean) ** 2, weights=seconds) / (SUSTAINED_BLOCKS - 1)
-    spread = _T95 * float(np.sqrt(variance))
+    freedom = len(seconds) - 1
+    variance = np.average((tokens / seconds - mean) ** 2, weights=seconds) / freedom
+    spread = _T95[freedom - 1] * float(np.sqrt(variance))
     return Throughput(mean, max(0.0, mean - spread), mean + spread)

@@ -5,6 +5,7 @@ it once a directive was applied.
 """
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ class ScriptedTrainer:
     run_dir: Path
     fault: int = 120
     shift: float = 0.5
+    every: int = 100
+    """Steps between two checkpoints."""
     step: int = 0
     obeys: bool = True
     plan: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -92,7 +95,7 @@ class ScriptedTrainer:
             self.step += 1
             self.clock += 1.0
             lines.append(json.dumps(self.record()))
-            if self.step % 100 == 0:
+            if self.step % self.every == 0:
                 saved = {"checkpoint/step": self.step}
                 lines.append(json.dumps({**self.head(), "phase": "checkpoint", **saved}))
         with (self.run_dir / "telemetry" / "a0001.jsonl").open("a") as file:
@@ -112,7 +115,7 @@ class ScriptedTrainer:
         return {
             **self.head(),
             "phase": "train",
-            "train/loss": float(expected + noise + shift),
+            "train/loss": loss if math.isfinite(loss := float(expected + noise + shift)) else "NaN",
             "optim/grad_norm": float(np.exp(0.1 * np.random.default_rng(self.step + 10**6).standard_normal())),
             "throughput/step_time": 1.0,
             "throughput/tokens_per_second": float(TOKENS),

@@ -101,6 +101,51 @@ def test_the_alert_carries_value_message_and_moments_of_its_life() -> None:
     assert transitions[0].alert.message == "warned at 2"
 
 
+WORST: dict[str, tuple[list[tuple[Level, float, float]], tuple[float, float]]] = {
+    "the furthest beyond its limit": ([(Level.WARN, 3, 1), (Level.WARN, 5, 1), (Level.WARN, 4, 1)], (5, 1)),
+    "the first of equals": ([(Level.WARN, 4, 2), (Level.WARN, 2, 1)], (4, 2)),
+    "the highest level before the furthest value": ([(Level.WARN, 9, 1), (Level.CRITICAL, 2, 1)], (2, 1)),
+    "under a lower limit the smallest": ([(Level.CRITICAL, 0.5, 1), (Level.CRITICAL, 0.2, 1)], (0.2, 1)),
+    "not what is back inside the limit while the rule still holds": (
+        [(Level.CRITICAL, 1.1, 1), (Level.CRITICAL, 0.0, 1)],
+        (1.1, 1),
+    ),
+    "a share of the limit counts, whatever the unit": ([(Level.WARN, 900, 600), (Level.WARN, 3, 1)], (3, 1)),
+    "a limit of zero": ([(Level.WARN, 2, 0), (Level.WARN, 7, 0)], (7, 0)),
+    "what is not finite is further than any number": ([(Level.WARN, 3, 1), (Level.WARN, np.nan, 1)], (np.nan, 1)),
+}
+
+
+@pytest.mark.parametrize("case", WORST)
+@pytest.mark.parametrize("block", [1, 2, 9])
+def test_an_alert_keeps_its_worst_record(case: str, block: int) -> None:
+    records, worst = WORST[case]
+    signals, _ = rows_of("o" * len(records))
+    level, value, limit = (np.array(column) for column in zip(*records, strict=True))
+    verdicts = Verdicts(level.astype(np.int8), value.astype(float), limit.astype(float), np.ones(len(level), np.int8))
+    alert = Alert(check="toy")
+    for start in range(0, len(records), block):
+        rows = slice(start, start + block)
+        alert, _ = advance(alert, CHECK, verdicts.take(rows), signals.take(rows), SHORT)
+    assert alert.worst is not None
+    np.testing.assert_array_equal((alert.worst.value, alert.worst.limit), worst)
+    assert alert.worst.level == level.max()
+
+
+def test_the_worst_record_is_of_the_newest_life() -> None:
+    signals, verdicts = rows_of("ccooooooooooow")
+    alert, transitions = advance(Alert(check="toy"), CHECK, verdicts, signals, SHORT)
+    assert [transition.alert.worst.value for transition in transitions] == [0, 1, 13]
+    assert alert.worst.level is Level.WARN
+
+
+def test_an_alert_stored_by_a_release_before_has_the_newest_record_as_its_worst() -> None:
+    stored = Alert(check="toy", state=AlertState.FIRING, value=4.0, limit=1.0, message="bad").model_dump(mode="json")
+    assert Alert.model_validate(stored | {"worst": 0}).worst is None
+    worst = Alert.model_validate(stored | {"worst": 2}).worst
+    assert worst == BadRecord(level=Level.CRITICAL, value=4.0, limit=1.0, message="bad")
+
+
 def test_critical_since_begins_again_in_a_new_attempt_and_an_old_one_is_not_critical_now() -> None:
     signals, verdicts = rows_of("occ|ccc")
     alert, _ = advance(Alert(check="toy"), CHECK, verdicts, signals, SHORT)
