@@ -133,9 +133,9 @@ def test_an_alert_keeps_its_worst_record(case: str, block: int) -> None:
 
 
 def test_the_worst_record_is_of_the_newest_life() -> None:
-    signals, verdicts = rows_of("ccooooooooooow")
+    signals, verdicts = rows_of("ooccooooooooooow")
     alert, transitions = advance(Alert(check="toy"), CHECK, verdicts, signals, SHORT)
-    assert [transition.alert.worst.value for transition in transitions] == [0, 1, 13]
+    assert [transition.alert.worst.value for transition in transitions] == [2, 3, 15]
     assert alert.worst.level is Level.WARN
 
 
