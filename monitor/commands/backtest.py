@@ -187,7 +187,7 @@ def _write_page(results: Sequence[Result], target: Path) -> None:
 def follow_source(
     sources: Sequence[Path], naming: Naming, settings: Mapping[str, Settings], planned: Sequence[Change]
 ) -> Level:
-    """Judge one growing source as it grows, and say when an incident opens, gets critical, or is over."""
+    """Judge one growing source as it grows, and say when a check fires, turns critical, or resolves."""
     from runwatch.monitor.engine.follow import Following  # noqa: PLC0415 - the live path is needed here only
 
     if len(sources) != 1:

@@ -171,15 +171,15 @@ def changing_text(body: IncidentPayload) -> str:
 
 
 def agreeing(check: str, alerts: Mapping[str, Alert]) -> list[str]:
-    """Other checks in alarm now."""
+    """Other checks that are firing now."""
     return sorted(name for name, alert in alerts.items() if name != check and alert.state is AlertState.FIRING)
 
 
 def certainty(check: str, alerts: Mapping[str, Alert]) -> str:
-    """How sure one may be: which checks agree, and which could not say anything."""
+    """How certain the incident is: which checks agree, and which could not be judged."""
     others = agreeing(check, alerts)
     silent = sorted(name for name, alert in alerts.items() if alert.level is Level.UNKNOWN and name != check)
-    agree = f"{_list(others)} {'agrees' if len(others) == 1 else 'agree'}" if others else "No other check is in alarm"
+    agree = f"{_list(others)} {'agrees' if len(others) == 1 else 'agree'}" if others else "No other check is firing"
     return f"{agree}; {_list(silent)} could not be judged." if silent else f"{agree}."
 
 
@@ -191,7 +191,7 @@ def _armed(check: str, tick: Tick) -> str:
     verdicts = [node for node in tick.nodes if check in node.checks]
     armed = [node for node in verdicts if node.state in {NodeState.ARMED, NodeState.FIRING}]
     if not armed:
-        return "No plan is armed by it."
+        return "This incident does not arm a plan."
     node = max(armed, key=lambda verdict: verdict.progress)
     mode = tick.rulebook.nodes[node.node].mode
     return f"{node.plan} of {node.node} ({mode}) is {node.state.value} at {node.progress:.0%}: {node.reason}"

@@ -63,7 +63,7 @@ class IncidentPayload(TypedDict):
     step: int  # newest record judged
     opened: float  # Unix seconds
     resolved: float | None  # Unix seconds
-    agreeing: list[str]  # other checks in alarm now
+    agreeing: list[str]  # other checks that are firing now
     certainty: str  # sentence: which checks agree, which could not be judged
     plan: str  # sentence: the armed plan, or that there is none
     command: str  # to run next

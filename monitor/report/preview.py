@@ -107,8 +107,8 @@ def described(found: Preview) -> list[str]:
     forecast = found.proposal.forecast
     unknown = "No final loss is predicted: the plan keeps the budget, or no ladder with a formula is registered."
     lines.append(forecast.sentence if forecast else unknown)
-    modes = {"observe": "only noted", "confirm": "asked of a person first", "auto": "done without asking"}
-    return [*lines, f"Mode {settings.mode}: it would be {modes[settings.mode]}."]
+    modes = {"observe": "is logged only", "confirm": "requires approval", "auto": "runs automatically"}
+    return [*lines, f"In mode {settings.mode} the plan {modes[settings.mode]}."]
 
 
 def page(found: Preview) -> str:

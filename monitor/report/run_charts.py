@@ -80,13 +80,16 @@ class Mark:
     name: str = ""
 
 
-def run_pictures(dossier: RecordedRun) -> dict[str, str]:
+def run_pictures(recorded: RecordedRun) -> dict[str, str]:
     """The pictures of a run's page: the course of its loss, and the level of each check along it."""
-    planned = dossier.rulebook.planned
-    marks = [*_incident_marks(dossier.signals, dossier.incidents), *_plan_marks(dossier.signals, dossier.executions)]
+    planned = recorded.rulebook.planned
+    marks = [
+        *_incident_marks(recorded.signals, recorded.incidents),
+        *_plan_marks(recorded.signals, recorded.executions),
+    ]
     return {
-        "course": course_picture(dossier.signals, planned.curve if planned else None, marks),
-        "levels": themed(lambda: strips_picture(dossier.signals, dossier.verdicts)),
+        "course": course_picture(recorded.signals, planned.curve if planned else None, marks),
+        "levels": themed(lambda: strips_picture(recorded.signals, recorded.verdicts)),
     }
 
 

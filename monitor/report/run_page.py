@@ -20,9 +20,9 @@ def report(run_dir: Path, out_html: Path | None, out_markdown: Path | None, data
         SourceError: there is no telemetry that can be read.
         StoreError: the database cannot be used.
     """
-    dossier = gather(run_dir, database)
-    page = sections(dossier, _pictures(dossier) if out_html else {})
-    title = f"Run {dossier.remembered.run}"
+    recorded = gather(run_dir, database)
+    page = sections(recorded, _pictures(recorded) if out_html else {})
+    title = f"Run {recorded.remembered.run}"
     if out_html is not None:
         _write(out_html, html(title, page))
     if out_markdown is not None:
@@ -34,10 +34,10 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _pictures(dossier: RecordedRun) -> Mapping[str, str]:
+def _pictures(recorded: RecordedRun) -> Mapping[str, str]:
     try:
         from runwatch.monitor.report.run_charts import run_pictures  # noqa: PLC0415 - matplotlib is an extra and slow to import
     except ImportError as error:
         remedy = "The page needs plots; install the extra: pip install 'runwatch[plots]'. --markdown alone needs none."
         raise ReportError(remedy) from error
-    return run_pictures(dossier)
+    return run_pictures(recorded)

@@ -1,6 +1,6 @@
 """The sections of a run's public page, in the order in which a stranger reads them: what was claimed, what came of it.
 
-Every section is made of what the dossier holds; the same text goes to the HTML page and to the Markdown version.
+Every section is made of what a recorded run holds; the same text goes to the HTML page and to the Markdown version.
 """
 
 import difflib
@@ -42,18 +42,18 @@ OUTCOMES: Mapping[ExecutionState, tuple[Tone, str]] = {
 }
 
 
-def sections(dossier: RecordedRun, pictures: Mapping[str, str]) -> list[Section]:
+def sections(recorded: RecordedRun, pictures: Mapping[str, str]) -> list[Section]:
     """The whole page; `pictures` are SVGs by name: `course`, `levels`."""
     return [
-        Section("The run", _run(dossier)),
-        Section("Registered and real loss", _course(dossier, pictures.get("course", ""))),
-        Section("What fired", _fired(dossier, pictures.get("levels", ""))),
-        *_decisions(dossier),
-        Section("Not fired", _not_fired(dossier)),
-        Section("Declared and amended", _amendments(dossier)),
-        Section("The ladder", _ladder(dossier)),
-        Section("Audit log", _audit(dossier)),
-        Section("How this page was made", _making(dossier)),
+        Section("The run", _run(recorded)),
+        Section("Registered and real loss", _course(recorded, pictures.get("course", ""))),
+        Section("What fired", _fired(recorded, pictures.get("levels", ""))),
+        *_decisions(recorded),
+        Section("Not fired", _not_fired(recorded)),
+        Section("Declared and amended", _amendments(recorded)),
+        Section("The ladder", _ladder(recorded)),
+        Section("Audit log", _audit(recorded)),
+        Section("How this page was made", _making(recorded)),
     ]
 
 
@@ -70,9 +70,9 @@ def _tokens(value: float | None) -> str:
     return "" if value is None or not math.isfinite(value) else f"{value:,.0f}"
 
 
-def standing(dossier: RecordedRun) -> str:
+def standing(recorded: RecordedRun) -> str:
     """How far the run is and how it stands, in one or two sentences."""
-    signals, world = dossier.signals, dossier.world
+    signals, world = recorded.signals, recorded.world
     real = np.flatnonzero(~signals.tick)
     if not len(real):
         return "No telemetry yet."
@@ -81,40 +81,40 @@ def standing(dossier: RecordedRun) -> str:
     going = "Finished" if phase is Phase.FINISHED else f"In flight, in phase {phase.name.lower()},"
     share = f", {signals.tokens[last] / world.plan.token_budget:.1%} of the budget in force" if world else ""
     tokens = f" ({_tokens(float(signals.tokens[last]))} tokens{share})" if math.isfinite(signals.tokens[last]) else ""
-    firing = [one.check for one in dossier.incidents if one.state == "firing"]
-    alarm = f"In alarm: {', '.join(sorted(firing))}." if firing else "No check is in alarm."
-    return f"{going} at step {int(signals.step[last]):,}{tokens}, {when(float(signals.time[last]))}. {alarm}"
+    firing = [one.check for one in recorded.incidents if one.state == "firing"]
+    alerts = f"Firing: {', '.join(sorted(firing))}." if firing else "No check is firing."
+    return f"{going} at step {int(signals.step[last]):,}{tokens}, {when(float(signals.time[last]))}. {alerts}"
 
 
-def _run(dossier: RecordedRun) -> list[Block]:
-    card = dossier.card
+def _run(recorded: RecordedRun) -> list[Block]:
+    card = recorded.card
     if card is None:
-        return [Text(standing(dossier)), Text(f"No run card: {dossier.card_problem or 'none was found'}.", "warning")]
+        return [Text(standing(recorded)), Text(f"No run card: {recorded.card_problem or 'none was found'}.", "warning")]
     plan = card.plan
     facts = [
         ("Owner", card.run.owner or "not named"),
         ("Declared budget", f"{plan.token_budget:,} tokens, {plan.tokens_per_step:,} a step"),
-        ("Model", _model(dossier)),
-        ("Attempts", f"{len(dossier.loaded.attempts):,}"),
-        ("Incidents", _counted(dossier.incidents)),
-        ("Plans", _plans_counted(dossier.executions)),
+        ("Model", _model(recorded)),
+        ("Attempts", f"{len(recorded.loaded.attempts):,}"),
+        ("Incidents", _counted(recorded.incidents)),
+        ("Plans", _plans_counted(recorded.executions)),
     ]
     links = [(name, url) for name, url in card.run.links.items() if url]
     return [
         Text(card.run.hypothesis or "No hypothesis was written down."),
-        Text(standing(dossier)),
+        Text(standing(recorded)),
         Table(("Fact", "Value"), facts),
         *([Links(links)] if links else []),
     ]
 
 
-def _model(dossier: RecordedRun) -> str:
-    if dossier.card is None:
+def _model(recorded: RecordedRun) -> str:
+    if recorded.card is None:
         return ""
-    model = dossier.card.model
+    model = recorded.card.model
     return (
         f"{model.layers} layers of width {model.width}, {model.experts} experts ({model.experts_per_token} per token, "
-        f"{model.shared_experts} shared), context {dossier.card.plan.context_length:,}"
+        f"{model.shared_experts} shared), context {recorded.card.plan.context_length:,}"
     )
 
 
@@ -128,41 +128,41 @@ def _plans_counted(executions: Sequence[Execution]) -> str:
     return f"{len(executions)}, {verified} of them carried out and verified" if executions else "none"
 
 
-def _course(dossier: RecordedRun, picture: str) -> list[Block]:
-    card = dossier.card
+def _course(recorded: RecordedRun, picture: str) -> list[Block]:
+    card = recorded.card
     ladder = card.ladder if card else None
     blocks: list[Block] = []
     if ladder is None:
         blocks.append(Text("No loss curve was registered before launch.", "quiet"))
     else:
-        late = _registered_late(dossier, ladder.registered.timestamp())
+        late = _registered_late(recorded, ladder.registered.timestamp())
         text = f"The curve and its 95 % band were registered on {ladder.registered:%Y-%m-%d %H:%M %Z}"
         blocks.append(Text(f"{text}, {late or 'before launch'}.", "warning" if late else ""))
         blocks.append(Text(f"Hash of rungs and curve: {ladder.hash}", "quiet"))
-    comparison, tone = _comparison(dossier)
+    comparison, tone = _comparison(recorded)
     blocks.append(Text(comparison, tone))
-    blocks += [Text(moved)] if (moved := _moved(dossier)) else []
+    blocks += [Text(moved)] if (moved := _moved(recorded)) else []
     alt = "Loss of the run over tokens, on the registered curve. Shaded: incidents; dashed: carried-out plans."
-    return [*blocks, Picture(picture, alt, _sparkline(dossier))]
+    return [*blocks, Picture(picture, alt, _sparkline(recorded))]
 
 
-def _registered_late(dossier: RecordedRun, registered: float) -> str:
+def _registered_late(recorded: RecordedRun, registered: float) -> str:
     """How long after the first record the curve was registered; empty when it was before."""
-    times = dossier.signals.time[np.isfinite(dossier.signals.time)]
+    times = recorded.signals.time[np.isfinite(recorded.signals.time)]
     if not len(times) or registered <= times[0]:
         return ""
     return f"{(registered - times[0]) / 3600:,.1f} hours after the run had begun: it is no pre-registration"
 
 
-def _comparison(dossier: RecordedRun) -> tuple[str, Tone]:
+def _comparison(recorded: RecordedRun) -> tuple[str, Tone]:
     """The newest level of the loss against the registered curve."""
-    signals = dossier.signals
+    signals = recorded.signals
     rows, loss = signals.observed("train/loss"), signals.values("train/loss")
     if not len(rows):
         return "No loss has been reported.", "warning"
     level, tokens = float(np.median(loss[-TREND_RECORDS:])), float(signals.tokens[rows[-1]])
     said = f"Newest level (median of {min(TREND_RECORDS, len(rows))} records): {level:.4f} nats"
-    ladder = dossier.card.ladder if dossier.card else None
+    ladder = recorded.card.ladder if recorded.card else None
     curve = curve_at(ladder.curve, tokens) if ladder and math.isfinite(tokens) else {}
     if not curve:
         return f"{said}.", ""
@@ -176,19 +176,19 @@ def _comparison(dossier: RecordedRun) -> tuple[str, Tone]:
     )
 
 
-def _moved(dossier: RecordedRun) -> str:
+def _moved(recorded: RecordedRun) -> str:
     """From which step on the registered curve is another run's."""
     kinds = SetTokenBudget | SetLrDecay | SetDataMixture | SetContextLength
-    for execution in dossier.executions:
+    for execution in recorded.executions:
         applied = execution.receipt is not None and execution.receipt.status == "applied"
         if execution.receipt and applied and any(isinstance(action, kinds) for action in execution.actions):
             return f"{execution.id} changed the plan at step {execution.receipt.step:,}: the curve was registered without it."
     return ""
 
 
-def _sparkline(dossier: RecordedRun) -> str:
+def _sparkline(recorded: RecordedRun) -> str:
     """The course of the loss in one line of text, from its first value to its last."""
-    loss = dossier.signals.values("train/loss")
+    loss = recorded.signals.values("train/loss")
     loss = loss[np.isfinite(loss)]
     if len(loss) < 2:
         return ""
@@ -198,13 +198,13 @@ def _sparkline(dossier: RecordedRun) -> str:
     return f"{levels[0]:.3f} {bars} {levels[-1]:.3f}"
 
 
-def _fired(dossier: RecordedRun, picture: str) -> list[Block]:
+def _fired(recorded: RecordedRun, picture: str) -> list[Block]:
     alt = "Level of each check along the run: green is OK, yellow a warning, red critical, grey not judged."
     blocks: list[Block] = [Picture(picture, alt)] if picture else []
-    if not dossier.incidents:
+    if not recorded.incidents:
         return [Text("No check has fired.", "good"), *blocks]
     head = ("Incident", "Severity", "State", "Steps", "Tokens", "Value", "Limit", "Since", "What")
-    rows = [_incident(one) for one in dossier.incidents]
+    rows = [_incident(one) for one in recorded.incidents]
     return [*blocks, Table(head, rows, frozenset({3, 4, 5, 6}))]
 
 
@@ -223,16 +223,16 @@ def _incident(one: Incident) -> tuple[str, ...]:
     )
 
 
-def _decisions(dossier: RecordedRun) -> list[Section]:
-    if not dossier.executions:
+def _decisions(recorded: RecordedRun) -> list[Section]:
+    if not recorded.executions:
         return [Section("What was decided", [Text("No plan was proposed or carried out.")])]
-    parts = [Section("What was decided", [Text(f"Plans: {_plans_counted(dossier.executions)}.")])]
-    return parts + [Section(f"{one.id}: {one.plan}", _execution(dossier, one), level=3) for one in dossier.executions]
+    parts = [Section("What was decided", [Text(f"Plans: {_plans_counted(recorded.executions)}.")])]
+    return parts + [Section(f"{one.id}: {one.plan}", _execution(recorded, one), level=3) for one in recorded.executions]
 
 
-def _execution(dossier: RecordedRun, one: Execution) -> list[Block]:
+def _execution(recorded: RecordedRun, one: Execution) -> list[Block]:
     tone, outcome = OUTCOMES[one.state]
-    decision = dossier.remembered.state.decisions.get(one.id)
+    decision = recorded.remembered.state.decisions.get(one.id)
     told = one.reason and one.reason != one.evidence and one.state is not ExecutionState.VERIFIED
     why = f" {one.reason}" if told else ""
     blocks: list[Block] = [
@@ -248,7 +248,7 @@ def _execution(dossier: RecordedRun, one: Execution) -> list[Block]:
         blocks.append(
             Table(("Plan", "Predicted final loss of a healthy run (nats)", "95 % interval"), rows, frozenset({1, 2}))
         )
-    blocks.append(Items(_history(dossier, one, decision)))
+    blocks.append(Items(_history(recorded, one, decision)))
     if one.receipt is not None:
         blocks += _receipt(one.receipt)
     return blocks
@@ -265,9 +265,9 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"{value}"
 
 
-def _history(dossier: RecordedRun, one: Execution, decision: Decision | None) -> list[str]:
+def _history(recorded: RecordedRun, one: Execution, decision: Decision | None) -> list[str]:
     """What happened to an execution, from the audit log where there is one."""
-    told = [f"{when(row.time)}: {row.sentence}" for row in dossier.remembered.audit if _concerns(row.payload, one.id)]
+    told = [f"{when(row.time)}: {row.sentence}" for row in recorded.remembered.audit if _concerns(row.payload, one.id)]
     if told:
         return told
     marks = {
@@ -297,24 +297,25 @@ def _receipt(receipt: Receipt) -> list[Block]:
     return [said, Table(("Plan", "Before", "After"), rows, frozenset({1, 2}))] if rows else [said]
 
 
-def _not_fired(dossier: RecordedRun) -> list[Block]:
+def _not_fired(recorded: RecordedRun) -> list[Block]:
     blocks: list[Block] = []
-    fired = {one.node for one in dossier.executions}
-    quiet = [verdict for verdict in dossier.nodes if verdict.node not in fired]
+    fired = {one.node for one in recorded.executions}
+    quiet = [verdict for verdict in recorded.nodes if verdict.node not in fired]
     if quiet:
-        near = approaches(dossier)
+        near = approaches(recorded)
         head = ("Risk node", "Plan", "State", "Why", "Nearest it came", "At step", "What it said then")
         blocks.append(Table(head, [_quiet(verdict, near.get(verdict.node)) for verdict in quiet], frozenset({4, 5})))
-    elif dossier.nodes:
+    elif recorded.nodes:
         blocks.append(Text("Every risk node has fired."))
     else:
         blocks.append(
             Text(
-                f"Risk nodes were not walked: {dossier.card_problem or 'there is no telemetry with tokens'}.", "warning"
+                f"Risk nodes were not walked: {recorded.card_problem or 'there is no telemetry with tokens'}.",
+                "warning",
             )
         )
-    alarmed = {one.check for one in dossier.incidents}
-    unknown = [name for name, found in dossier.verdicts.items() if (found.level == Level.UNKNOWN).all()]
+    alarmed = {one.check for one in recorded.incidents}
+    unknown = [name for name, found in recorded.verdicts.items() if (found.level == Level.UNKNOWN).all()]
     silent = [name for name in all_checks() if name not in alarmed and name not in unknown]
     blocks.append(Text(f"Checks that judged the run and never fired: {', '.join(silent) or 'none'}."))
     if unknown:
@@ -338,13 +339,13 @@ def _quiet(verdict: NodeVerdict, near: Approach | None) -> tuple[str, ...]:
     )
 
 
-def _amendments(dossier: RecordedRun) -> list[Block]:
+def _amendments(recorded: RecordedRun) -> list[Block]:
     blocks: list[Block] = []
-    declared = dossier.card.declarations if dossier.card else ()
+    declared = recorded.card.declarations if recorded.card else ()
     rows = [(f"{one.step:,}", ", ".join(one.signals), one.reason, "run card") for one in declared]
     rows += [
         (f"{one['step']:,}", ", ".join(one["signals"]), str(one["reason"]), "runwatch declare")
-        for one in dossier.remembered.state.declarations
+        for one in recorded.remembered.state.declarations
     ]
     if rows:
         blocks.append(Table(("From step", "Signals", "Reason", "Declared in"), rows, frozenset({0})))
@@ -352,7 +353,7 @@ def _amendments(dossier: RecordedRun) -> list[Block]:
         blocks.append(Text("No planned change was declared."))
     events = [
         row
-        for row in dossier.remembered.audit
+        for row in recorded.remembered.audit
         if row.kind not in {"daemon", "plan", "decision", "incident", "condition"}
     ]
     if events:
@@ -371,8 +372,8 @@ def _card_changes(cards: Sequence[Mapping[str, Any]]) -> list[Block]:
     return found
 
 
-def _ladder(dossier: RecordedRun) -> list[Block]:
-    ladder = dossier.card.ladder if dossier.card else None
+def _ladder(recorded: RecordedRun) -> list[Block]:
+    ladder = recorded.card.ladder if recorded.card else None
     if ladder is None:
         return [Text("No ladder was registered (`runwatch ladder register`).", "quiet")]
     rows = [(one.name, f"{one.parameters:,}", f"{one.tokens:,}", f"{one.loss:.4f}") for one in ladder.rungs]
@@ -389,8 +390,8 @@ def _ladder(dossier: RecordedRun) -> list[Block]:
     return blocks
 
 
-def _audit(dossier: RecordedRun) -> list[Block]:
-    remembered = dossier.remembered
+def _audit(recorded: RecordedRun) -> list[Block]:
+    remembered = recorded.remembered
     if not remembered.watched:
         return [
             Text(
@@ -410,13 +411,13 @@ def _audit(dossier: RecordedRun) -> list[Block]:
     return [first, *([table] if rows else [])]
 
 
-def _making(dossier: RecordedRun) -> list[Block]:
+def _making(recorded: RecordedRun) -> list[Block]:
     source = (
         "Incidents and plans are those that the daemon stored."
-        if dossier.remembered.watched
+        if recorded.remembered.watched
         else "Incidents are those of a backtest: every check was judged over the telemetry with the card's settings."
     )
-    attempts = len(dossier.loaded.attempts)
-    records = f"{dossier.loaded.records:,} records of {attempts} attempt{'s' * (attempts != 1)}"
+    attempts = len(recorded.loaded.attempts)
+    records = f"{recorded.loaded.records:,} records of {attempts} attempt{'s' * (attempts != 1)}"
     made = f"Made by runwatch {version('runwatch')} from {records}. {source}"
-    return [Text(made, "quiet"), *(Text(warning, "warning") for warning in dossier.loaded.warnings)]
+    return [Text(made, "quiet"), *(Text(warning, "warning") for warning in recorded.loaded.warnings)]

@@ -119,11 +119,12 @@ def _sentence(run: RunFacts, tick: Tick, conditions: Sequence[ConditionStatus], 
     share = "" if run["fraction"] is None else f" ({run['fraction']:.1%} of the token budget)"
     tokens = "" if run["tokens"] is None else f", {run['tokens']:,.0f} tokens{share}"
     firing = sorted(name for name, alert in tick.state.alerts.items() if alert.state is AlertState.FIRING)
-    alarm = f"in alarm: {', '.join(firing)}" if firing else "no check is in alarm"
-    trouble = f"; {len(conditions)} of the daemon's own conditions need a look" if conditions else ""
+    alerts = f"firing: {', '.join(firing)}" if firing else "no check is firing"
+    problems = f"{len(conditions)} problem{'s' * (len(conditions) > 1)} of its own"
+    trouble = f"; the daemon reports {problems}" if conditions else ""
     open_plan = next((one for one in tick.state.executions if one.open), None)
     plan = f"; {open_plan.id} ({open_plan.plan}) is {open_plan.state}" if open_plan else ""
-    return f"{health.capitalize()} in {run['phase']} at step {run['step']:,}{tokens}: {alarm}{plan}{trouble}."
+    return f"{health.capitalize()} in {run['phase']} at step {run['step']:,}{tokens}: {alerts}{plan}{trouble}."
 
 
 def _loss(tick: Tick, history: RunHistory) -> LossSeries:

@@ -184,7 +184,7 @@ function incident(one) {
   const firing = one.state === "firing", resolved = one.resolved ? [", resolved ", clock(one.resolved)] : [];
   const head = [state(firing ? one.severity : "resolved"), " ", el("b", {}, one.check), firing ? "" : ` (was ${one.severity})`];
   const when = ["Opened ", clock(one.opened), ` at step ${whole(one.since_step)}`, ...resolved, ` (${one.id})`];
-  return el("li", {}, el("p", {}, ...head), el("p", {}, one.what), el("p", { class: "muted" }, ...when));
+  return el("li", {}, el("p", {}, ...head), el("p", {}, one.resolution ? `${one.resolution} At its worst: ${one.what}` : one.what), el("p", { class: "muted" }, ...when));
 }
 
 // The chart

@@ -89,7 +89,7 @@ def at_tick(**levels: Level) -> Tick:
 
 
 CERTAINTY = {
-    "No other check is in alarm.": {},
+    "No other check is firing.": {},
     "grad_norm agrees.": {"grad_norm": Level.WARN},
     "finite and grad_norm agree.": {"grad_norm": Level.WARN, "finite": Level.CRITICAL},
     "checkpoint, finite and grad_norm agree; eval_regression could not be judged.": {
@@ -113,7 +113,7 @@ def test_the_text_has_what_since_when_how_sure_the_plan_and_the_next_command() -
         "demo: loss_spike is firing (critical, escalated)",
         "The loss is 0.5 nats above its trend.",
         "Worst value 0.5, limit 0.1; since step 81,716 (1,000,000,000 tokens)",
-        "No other check is in alarm.",
+        "No other check is firing.",
         "rewind_and_skip of instability (auto) is armed at 50%: Half of it holds.",
         "Next: runwatch status runs/demo",
         "runbook: http://x/runbooks/loss_spike",
@@ -134,7 +134,7 @@ def test_the_alert_of_every_check_says_what_to_know_and_leads_to_a_runbook_that_
             f"demo: {name} is firing (critical, escalated)",
             incident.what,
             "Worst value 0.5, limit 0.1; since step 81,716 (1,000,000,000 tokens)",
-            "No other check is in alarm.",
+            "No other check is firing.",
             "Next: runwatch",
             f"runbook: http://x/runbooks/{name}",
         ):

@@ -55,7 +55,7 @@ SAID = {
     ),
     "the mixture": ("early_divergence", "12%", 0, "code 0.50 to 0.25, prose 0.50 to 0.75"),
     "a forecast": ("early_divergence", "0.12", 0, "The predicted final loss is 2."),
-    "the mode": ("early_divergence", "12%", 0, "Mode auto: it would be done without asking."),
+    "the mode": ("early_divergence", "12%", 0, "In mode auto the plan runs automatically."),
     "a closed window": (
         "early_divergence",
         "26%",
@@ -136,10 +136,10 @@ def test_the_preview_of_a_watched_run_is_what_the_daemon_proposes(
         with watch.store.transaction() as tx:
             if tx.executions():
                 break
-    dossier = gather(trainer.run_dir)
-    (execution,) = dossier.executions
-    assert dossier.world is not None
-    proposal = _proposed(preview("early_divergence", dossier.world).proposal)
+    recorded = gather(trainer.run_dir)
+    (execution,) = recorded.executions
+    assert recorded.world is not None
+    proposal = _proposed(preview("early_divergence", recorded.world).proposal)
     assert (proposal.actions, proposal.effects, proposal.forecast) == (
         execution.actions,
         execution.effects,
@@ -147,7 +147,7 @@ def test_the_preview_of_a_watched_run_is_what_the_daemon_proposes(
     )
     shown = run(trainer.run_dir, "early_divergence")
     assert all(effect in shown.output for effect in execution.effects)
-    assert "Mode confirm: it would be asked of a person first." in shown.output
+    assert "In mode confirm the plan requires approval." in shown.output
 
 
 def test_a_preview_changes_nothing(trainer: ScriptedTrainer) -> None:

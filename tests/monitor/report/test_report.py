@@ -233,9 +233,9 @@ def test_a_node_that_came_near_says_how_near_and_when(tmp_path: Path) -> None:
     trainer.train(190)
     trainer.cured = True
     trainer.train(150)
-    dossier = gather(trainer.run_dir)
-    near = approaches(dossier)
-    verdicts = {verdict.node: verdict.progress for verdict in dossier.nodes}
+    recorded = gather(trainer.run_dir)
+    near = approaches(recorded)
+    verdicts = {verdict.node: verdict.progress for verdict in recorded.nodes}
     assert all(near[name].progress >= progress for name, progress in verdicts.items())
     assert 0.5 < near["early_divergence"].progress < 1
     assert 180 <= near["early_divergence"].step <= 230
