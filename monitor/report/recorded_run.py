@@ -156,7 +156,7 @@ def gather(run_dir: Path, database: str | None = None) -> RecordedRun:
         rulebook=book,
         receipts=receipts,
         verdicts=result.verdicts,
-        incidents=remembered.incidents if watched else result.incidents,
+        incidents=remembered.incidents if remembered.watched else result.incidents,
     )
 
 

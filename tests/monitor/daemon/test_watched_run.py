@@ -1,6 +1,8 @@
 """A watched run from the first record to a verified plan, in each mode, and with everything that may be wrong around it."""
 
+import itertools
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -307,14 +309,30 @@ def test_an_empty_directory_is_watched_and_only_what_is_ours_is_written_there(
     assert {path.name for path in (tmp_path / "empty").iterdir()} == {".runwatch"}
 
 
-def test_messages_that_wait_for_long_are_a_condition(trainer: ScriptedTrainer, open_watch: OpenWatch) -> None:
-    def refuse(_message: Message, _remembered: dict[str, Any]) -> Sent:
-        raise SendError("down")
+def test_a_receiver_that_takes_nothing_is_a_condition_until_it_does(
+    trainer: ScriptedTrainer, open_watch: OpenWatch
+) -> None:
+    answers: list[SendError] = [SendError("down")] * 3
+
+    def refuse(_message: Message, remembered: dict[str, Any]) -> Sent:
+        if answers:
+            raise answers.pop()
+        return Sent(remembered)
 
     kinds: frozenset[Kind] = frozenset({"incident_opened"})
     watch = open_watch(trainer.run_dir, notifiers={"pager": Notifier("pager", kinds, refuse)})
+    clock = itertools.count(time.time(), 30.0)
+    watch.outbox._clock = lambda: next(clock)  # noqa: SLF001 - no test waits for a backoff
     now = trainer.train(200)
     watch.tick(now)
-    assert "outbox" not in conditions(watch)
-    watch.tick(now + 700)
-    assert conditions(watch)["outbox"] == "messages to pager have waited for over 10 minutes"
+    assert "receiver pager" not in conditions(watch)
+    for _ in range(2):
+        watch.outbox.deliver("pager")
+    watch.tick(now + 1)
+    assert conditions(watch)["receiver pager"].startswith("pager takes no messages (down)")
+    assert watch.unwell
+    for _ in range(2):
+        watch.outbox.deliver("pager")
+    watch.tick(now + 2)
+    assert "receiver pager" not in conditions(watch)
+    assert not watch.unwell
