@@ -1,4 +1,4 @@
-"""The twelve health checks: pure functions from a run's signals to verdicts.
+"""The health checks: pure functions from a run's signals to verdicts.
 
 `all_checks()` finds them: every module of this folder that defines `CHECK` is a check.
 """

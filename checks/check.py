@@ -26,7 +26,7 @@ from runwatch.checks.signals import Signals
 
 
 class Level(IntEnum):
-    """What a check says of one record. UNKNOWN is neither healthy nor an alarm."""
+    """The verdict of a check on one record. UNKNOWN is neither healthy nor an alert."""
 
     UNKNOWN = -1
     OK = 0

@@ -1,31 +1,40 @@
 """The newest complete checkpoint is too old.
 
-What it does: holds the age of the newest checkpoint, in steps and in seconds, against the interval at which they are
-meant to come: `interval_steps` from the card, or the run's own cadence once three were seen. Seconds count training
+What it does: compares the age of the newest checkpoint, in steps and in seconds, with the interval at which they
+should come: `interval_steps` from the card, or the run's own cadence once three have been seen. Seconds count training
 and the silence since the last record, not pauses. `checkpoint/step` is written only once a checkpoint is complete on
-disk and finite, so a failed one does not count. It also looks at each new one: it must not be older than the one
-before, nor ahead of the run.
+disk and finite, so a failed one does not count. Each new one must be neither older than the one before nor ahead of
+the run.
 
 Why it matters: the age of the newest checkpoint is what the next fault costs. An attempt of Marin's hero run that
 died 54 minutes after its restore, just before its first hourly save, left nothing: the next one replayed all of its
 steps, 55 minutes of them (marin#8506).
 
-Warns and turns critical when: warns at 1.5 intervals, critical at 3, in steps or in seconds; with an interval from
-the card but no checkpoint ever, warns at 2 intervals and is critical at 3. Critical at a checkpoint that goes back or
-is ahead of the run, until the next one.
+Warns and turns critical when:
 
-Defaults: `interval_steps` none (from the card); the cadence is the median of the last five intervals;
-`warn_intervals` 1.5 and `critical_intervals` 3 (one save late by half, two saves lost; nvrx-watch gives up after
-three cycles without a new checkpoint); `grace_seconds` 900 (s; the age in seconds is never judged below it: less than
-a quarter of an hour is not worth a page, and evaluations and compilations stretch short intervals).
+- Warns at `warn_intervals`, critical at `critical_intervals`, in steps or in seconds.
+- With an interval from the card but no checkpoint so far: warns at 2 intervals, critical at 3.
+- Critical at a checkpoint that goes back or is ahead of the run, until the next one.
 
-Does not see: whether a checkpoint can be restored; a cadence that slows down by degrees without a card; that no
+Defaults:
+
+| setting              | default | source |
+| -------------------- | ------- | --- |
+| `interval_steps`     | none    | from the card; without it the cadence is the median of the last five intervals |
+| `warn_intervals`     | 1.5     | one save is late by half |
+| `critical_intervals` | 3       | two saves are lost; nvrx-watch gives up after three cycles without a new checkpoint |
+| `grace_seconds`      | 900 s   | a quarter of an hour is not worth a page, and evaluations and compilations stretch short intervals |
+
+Does not see: whether a checkpoint can be restored; a cadence that slows down gradually, without a card; that no
 checkpoint was ever written, where the card declares no interval, or where the interval is longer than 64 records and
 the run has no evaluations either.
 
-What to do: meaning: saving has failed or stalled. Impact: a fault now loses all steps since. Diagnosis: disk space
-and quota, the trainer's log around the last save, non-finite parameters (`finite`). Mitigation: free the disk, then
-order a checkpoint (`checkpoint_now`); do not restart before one is complete.
+What to do:
+
+- Meaning: saving has failed or stalled.
+- Impact: a fault now loses all steps since the last checkpoint.
+- Diagnosis: disk space and quota, the trainer's log around the last save, non-finite parameters (`finite`).
+- Mitigation: free the disk, then request a checkpoint (`checkpoint_now`); do not restart before one is complete.
 """
 
 import numpy as np
@@ -164,7 +173,7 @@ CHECK = Check(
         "The newest checkpoint is {value:.0f} steps old; the limit is {limit:.0f}.",
         "The newest checkpoint is {value:.0f} s old; the limit is {limit:.0f} s.",
         "No checkpoint in {value:.0f} steps; the limit is {limit:.0f}.",
-        "The newest checkpoint is of step {value:.0f}, older than that of step {limit:.0f} before it.",
-        "The newest checkpoint is of step {value:.0f}; the run is only at step {limit:.0f}.",
+        "The newest checkpoint is from step {value:.0f}, older than the previous one from step {limit:.0f}.",
+        "The newest checkpoint is from step {value:.0f}; the run is only at step {limit:.0f}.",
     ),
 )

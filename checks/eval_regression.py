@@ -1,28 +1,39 @@
-"""A held-out loss is worse than the evaluations before it, or than it was projected to be.
+"""A held-out loss is worse than the evaluations before it, or worse than projected.
 
 What it does: compares `eval/loss` (required) with the median of the three evaluations before it, with that of eight
 earlier ones, and with `projection` where the card has one. It judges at the evaluation itself; between evaluations the
 last verdict holds.
 
 Why it matters: the held-out loss is what the run is for. In recording `llama31-8b-two-spikes` the evaluation of step
-2112 stood at 4.665 after 3.540, in the middle of a spike from which the model then recovered; a run that does not is
-lost. Marin's alert of the same name went blind when its signal was renamed (marin-community/marin issue 8862).
+2112 stood at 4.665 after 3.540, in the middle of a spike from which the model then recovered; a run that does not
+recover is lost. Marin's alert of the same name went blind when its signal was renamed (marin-community/marin issue
+8862).
 
-Warns and turns critical when: warns at an evaluation more than `min_rise_nats` (and 6 sigmas of the changes between
-evaluations, at most three times as much) above the median of the three before it, at the third in a row above the
-median of eight earlier ones by a fifth of that and 2 sigmas, and when two in a row are above the projection by
-`min_rise_nats`. Critical when three in a row (one or two may lie in a spike that heals) are ten times `min_rise_nats`
-above the median of eight, or two are five times above the projection. Unknown until the fourth evaluation.
+Warns and turns critical when:
 
-Defaults: `min_rise_nats` 0.05 (nats): evaluations of OLMo 2 7B (186 of them) and of three GPT-2 runs never rise by more
-than 0.012. `projection`: none, or (tokens, loss) points from the card, straight in log loss over log tokens.
+- Warns at an evaluation more than `min_rise_nats` (and 6 sigmas of the changes between evaluations, at most three
+  times as much) above the median of the three before it; at the third in a row above the median of eight earlier ones
+  by a fifth of that and 2 sigmas; and when two in a row are above the projection by `min_rise_nats`.
+- Critical when three in a row (one or two may lie in a spike that heals) are ten times `min_rise_nats` above the median
+  of eight, or when two are five times above the projection.
+- Unknown until the fourth evaluation.
+
+Defaults:
+
+| setting         | default   | source |
+| --------------- | --------- | --- |
+| `min_rise_nats` | 0.05 nats | 186 evaluations of OLMo 2 7B and those of three GPT-2 runs never rise by more than 0.012 |
+| `projection`    | none      | (tokens, loss) points from the card, straight in log loss over log tokens |
 
 Does not see: a run that stops improving (`ladder_deviation`); a change of the evaluation set (declare it).
 
-What to do: meaning: the weights got worse, or the evaluation changed. Impact: a checkpoint of now is worse than its
-predecessor: do not publish or branch from it. Diagnosis: did `loss_spike` fire within this interval (then wait for the
-next evaluation); training loss unchanged and held-out loss up: over-fitting, repeated data, or another evaluation set.
-Mitigation: after a spike that does not recover, the plan `rewind_and_skip`; otherwise pause and look.
+What to do:
+
+- Meaning: the weights got worse, or the evaluation changed.
+- Impact: a checkpoint from now is worse than its predecessor: do not publish it or branch from it.
+- Diagnosis: did `loss_spike` fire within this interval? Then wait for the next evaluation. Training loss unchanged and
+  held-out loss up: over-fitting, repeated data, or another evaluation set.
+- Mitigation: after a spike that does not recover, the plan `rewind_and_skip`; otherwise pause the run and look.
 """
 
 from itertools import pairwise
@@ -115,7 +126,7 @@ CHECK = Check(
     optional=(),
     lookback=lambda _: max(2 * SCALE + 2, LONG + 5),
     messages=(
-        "The held-out loss is {value:.3f} nats above that of the evaluations before it (limit {limit:.3f}).",
+        "The held-out loss is {value:.3f} nats above the evaluations before it (limit {limit:.3f}).",
         "The held-out loss is {value:.3f} nats above the earlier ones for the third evaluation in a row (limit {limit:.3f}).",
         "The held-out loss is {value:.3f} nats above its projection (limit {limit:.3f}).",
     ),

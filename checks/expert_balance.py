@@ -1,36 +1,54 @@
-"""The load of the experts has come out of balance.
+"""The load of the experts is out of balance.
 
 What it does: judges the median of the last `window_records` observations of `moe/load_max_vio`, `moe/load_entropy`,
-`moe/dead_experts` and `moe/router_bias_max` (each where present) against absolute limits and against the best level
-that the run itself has held lately. Imbalance is read off the entropy as its deficit, 1 - entropy; the bias is
-allowed to grow in proportion to the steps, as it does while every update still points the same way.
+`moe/dead_experts` and `moe/router_bias_max` (each where present) against absolute limits and against the best recent
+level of the run itself. Imbalance is read off the entropy as its deficit, 1 - entropy. The bias may grow in proportion
+to the steps, as it does while every update still points the same way.
 
 Why it matters: an expert that is never chosen is never trained, one that is always chosen overflows, and the loss
-shows neither: a model with one live expert was told from a healthy one only by its load (tt-metal#42869). Marin's
-hero run pages on router entropy and on the router bias, beside its loss alerts.
+shows neither: only its load told a model with one live expert from a healthy one (tt-metal#42869). Marin's hero run
+pages on router entropy and on the router bias, beside its loss alerts.
 
-Warns and turns critical when: (1) violation: warns above 1.0 and twice its best level, critical above 2.0 and four
-times; (2) entropy: warns when the deficit is above 0.0052 and three times its best level (or the entropy is below
-`entropy_floor`), critical above 0.05 and eight times, and always below 0.5; (3) dead experts: warns when at least one
-more is dead through the window than at best, critical at `dead_critical` more; (4) bias: warns above
-`router_bias_limit`, or above twice its best level, critical above twice the limit or four times the best level.
+Warns and turns critical when:
 
-Defaults: `window_records` 16 (observations; our choice: eight bad ones in a row are needed); `settle_steps` 200
-(steps; routing starts unbalanced, see `token_drop`); deficit 0.0052 = 1 - 5.92 / ln 384 (Marin's alert on the router
-entropy of 384 experts); 0.5 (fewer experts in effect than the square root of their number); the factors 2, 3, 4 and 8
-(guesses: in the recording `moe-softk-droprate-tiny` the load's coefficient of variation moves by a factor of 1.7, its
-square, which the deficit follows, by 3); `violation_limit` 1.0 (the busiest expert has twice
-its share; a guess);
-`dead_critical` 16 (experts; a guess); `router_bias_limit` none (from the card; Marin alerts at 400); growth of a bias
-below 1.0 is not judged (its scores are of that order).
+- Violation: warns above `violation_limit` and twice its best level, critical above twice the limit and four times the
+  best level.
+- Entropy: warns when the deficit is above 0.0052 and three times its best level (or the entropy is below
+  `entropy_floor`); critical above 0.05 and eight times, and always below 0.5.
+- Dead experts: warns when at least one more is dead throughout the window than at best, critical at `dead_critical`
+  more.
+- Bias: warns above `router_bias_limit`, or above twice its best level; critical above twice the limit or four times
+  the best level.
 
-Does not see: which expert (`moe/layers/*` in the file); tokens dropped (`token_drop`); imbalance that was there from
-the first step, below the absolute limits; a best level older than some 480 observations.
+Defaults:
 
-What to do: meaning: routers have stopped spreading tokens. Impact: parameters idle, capacity overflows, later drops.
-Diagnosis: whether one layer or all (`moe/layers/*`), whether data, context or the balance rate changed, whether the
-bias still moves. Mitigation: the armed plan `retreat_context` shortens the context and raises capacity factor and
-balance rate.
+| setting                   | default    | source |
+| ------------------------- | ---------- | --- |
+| `window_records`          | 16 records | our choice: it takes eight bad ones in a row |
+| `settle_steps`            | 200 steps  | routing starts unbalanced, see `token_drop` |
+| `violation_limit`         | 1          | a guess: the busiest expert has twice its share |
+| `entropy_floor`           | none       | from the card |
+| `dead_critical`           | 16 experts | a guess |
+| `router_bias_limit`       | none       | from the card; Marin alerts at 400 |
+| entropy deficit, warns    | 0.0052     | 1 - 5.92 / ln 384, Marin's alert on the router entropy of 384 experts |
+| entropy deficit, critical | 0.05       | a guess |
+| entropy, always critical  | 0.5        | fewer experts in effect than the square root of their number |
+| times the best level      | 2, 3, 4, 8 | guesses: see below |
+| bias not judged below     | 1          | router scores are of that order |
+
+In recording `moe-softk-droprate-tiny` the coefficient of variation of the load moves by a factor of 1.7; its square,
+which the deficit follows, by 3.
+
+Does not see: which expert (`moe/layers/*` in the telemetry); dropped tokens (`token_drop`); imbalance that was there
+from the first step, below the absolute limits; a best level older than some 480 observations.
+
+What to do:
+
+- Meaning: the routers no longer spread the tokens.
+- Impact: parameters idle, capacity overflows, and tokens are dropped later.
+- Diagnosis: one layer or all of them (`moe/layers/*`)? Did the data, the context or the balance rate change? Does the
+  bias still move?
+- Mitigation: the plan `retreat_context` shortens the context and raises the capacity factor and the balance rate.
 """
 
 import numpy as np
@@ -150,10 +168,10 @@ CHECK = Check(
     optional=(),
     lookback=lambda settings: BEST + 2 * settings.window_records,
     messages=(
-        "The busiest expert of the worst layer is {value:.2f} times the mean above the mean; the limit is {limit:.2f}.",
+        "The busiest expert of the worst layer is above the mean load by {value:.2f} times the mean; the limit is {limit:.2f}.",
         "The load entropy of the worst layer is {value:.4f} of its maximum; the limit is {limit:.4f}.",
-        "{value:.0f} experts get no token at all; the limit is {limit:.0f}.",
+        "{value:.0f} experts get no tokens; the limit is {limit:.0f}.",
         "The largest router bias is {value:.2f}; the limit is {limit:.2f}.",
-        "The largest router bias has grown to {value:.2f}; its own past allows {limit:.2f}.",
+        "The largest router bias has grown to {value:.2f}; the limit is {limit:.2f}, from its own past.",
     ),
 )

@@ -1,4 +1,4 @@
-"""A quantity of the step is NaN or infinite.
+"""The loss, the gradient norm, the z-loss or the parameter norm is NaN or infinite.
 
 What it does: looks at `train/loss`, `optim/grad_norm`, `train/z_loss` and `params/norm`, each where present, and
 turns critical at the very record in which one of them is not finite. It has no window and needs no history.
@@ -7,18 +7,21 @@ Why it matters: a GPT-2 run logged loss NaN from its first step, twice, for 900 
 throughput, until its job limit ended it (recording `gpt2-124m-three-attempts-nan`). The parameters are lost from the
 first update on: every further step is wasted.
 
-Warns and turns critical when: never warns; critical at the first record with a non-finite value, back to ok at the
-first record that carries the signals again and is finite.
+Warns and turns critical when: never warns. Critical at the first record with a non-finite value; ok again at the
+first record that carries the signals and is finite.
 
-Defaults: none. There is no harmless NaN in these four.
+Defaults: no settings. None of these four is ever NaN in a healthy run.
 
 Does not see: a finite but absurd value (`loss_spike`, `grad_norm`, `logit_growth`); skipped steps (`grad_norm`).
 
-What to do: meaning: the step's arithmetic overflowed or its data was bad. Impact: parameters and optimizer state may
-be poisoned; no later step is worth its cost. Diagnosis: which of the four went first (`runwatch status RUN`), whether
-the gradient norm grew before, which batch it was (`data/sample_fingerprint`). Mitigation: the armed plan
-`rewind_and_skip` returns to a finite checkpoint and leaves the batch out; approve it with `runwatch plan approve`, or
-pause the run.
+What to do:
+
+- Meaning: the arithmetic of the step overflowed, or its data was bad.
+- Impact: parameters and optimizer state may be damaged; no later step is worth its cost.
+- Diagnosis: which of the four went first (`runwatch status RUN_DIR`), whether the gradient norm grew before, and which
+  batch it was (`data/sample_fingerprint`).
+- Mitigation: the plan `rewind_and_skip` returns to a finite checkpoint and skips the batch. Approve it with `runwatch
+  plan approve`, or pause the run.
 """
 
 import numpy as np

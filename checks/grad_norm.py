@@ -1,33 +1,44 @@
-"""The gradient norm has exploded, keeps growing, stays over its ceiling, or optimizer steps are being skipped.
+"""The gradient norm has exploded, keeps growing or stays above its ceiling, or optimizer steps are being skipped.
 
 What it does: judges the logarithm of `optim/grad_norm` (its noise is right-skewed) against the median of its own last
 64 records behind a guard gap, its level against the lowest level of the last 500 records, and the norm itself against
-`ceiling`; counts `optim/skipped_step` over the last 50 steps. Either signal is enough.
+`ceiling`. It also counts `optim/skipped_step` over the last 50 steps. Either signal is enough.
 
 Why it matters: BLOOM's norm went 0.24, 0.95, 2.4, 16, 145, 960 in six steps while the loss still looked fine, four
 steps before the loss spiked (BigScience chronicles, 2022-04-12). Marin's ladder found runs in trouble above 4, cured
 by z-loss (marin-community/marin issue 8435).
 
-Warns and turns critical when: warns at one record of `outlier_ratio` times the baseline and 6 sigmas; at the second
-record in a row that is up and reaches the ratio's 0.62nd power (6.4 of 20) and 5 sigmas; at three in a row twice above
-it; at a level 1.75 times the lowest of the last 500 records (3 times where these span more than 5,000 steps); at 8 of
-10 records above `ceiling`; at 3 skipped steps in 50. Critical at three records in a row of which one reaches the 0.62nd
-power, at a level `critical_growth` times the lowest, at 52 of 64 records above the ceiling, at 10 skipped steps in 50.
-The first 100 records of skipped steps only settle the loss scale.
+Warns and turns critical when:
 
-Defaults: `outlier_ratio` 20 (ratio): runs have isolated blips of 3 to 19 times that leave no mark on the loss (our
-GPT-2 and WMT recordings). `ceiling` 4 (norm): marin issue 8435, from `ceiling_from_step`
-1000 (steps) on, since healthy runs start at 15. `critical_growth` 4 (ratio): a guess; Marin's norm doubled over 40,000
-steps without harm (issue 9148). `skipped_steps` 3: Marin's alert (3 in 15 minutes of 18-second steps); fp16 loss scaling
-skips pairs every 100 steps in healthy runs.
+- Warns at one record of `outlier_ratio` times the baseline and 6 sigmas; at the second record in a row that is up and
+  reaches the ratio's 0.62nd power (6.4 of 20) and 5 sigmas; and at three in a row that are twice the baseline.
+- Warns at a level 1.75 times the lowest of the last 500 records (3 times where these span more than 5,000 steps), at 8
+  of 10 records above `ceiling`, and at `skipped_steps` in 50 steps.
+- Critical at three records in a row of which one reaches the 0.62nd power; at a level `critical_growth` times the
+  lowest; at 52 of 64 records above the ceiling; and at more than three times `skipped_steps` in 50 steps. The first 100
+  records of skipped steps only settle the loss scale and are not judged.
 
-Does not see: growth slower than about twice in 500 records, which is normal (norms peak at 25 to 40 % of a run); NaN
+Defaults:
+
+| setting             | default    | source |
+| ------------------- | ---------- | --- |
+| `outlier_ratio`     | 20         | our GPT-2 and WMT recordings: isolated blips of 3 to 19 times leave no mark on the loss |
+| `critical_growth`   | 4          | a guess; Marin's norm doubled over 40,000 steps without harm (marin-community/marin issue 9148) |
+| `ceiling`           | 4          | marin-community/marin issue 8435 |
+| `ceiling_from_step` | 1000 steps | healthy runs start at a norm of 15 |
+| `skipped_steps`     | 3 in 50    | Marin's alert (3 in 15 minutes of 18 s steps); healthy fp16 loss scaling skips pairs every 100 steps |
+
+Does not see: growth slower than about twofold in 500 records, which is normal (norms peak at 25 to 40 % of a run); NaN
 (`finite`).
 
-What to do: meaning: an update far larger than those before, or a trend to it. Impact: clipping bounds the step's size,
-not its direction; loss spikes follow within steps. Diagnosis: isolated and without a mark on the loss: an odd batch.
-Lasting: look at `train/z_loss`, the learning rate, the lm head's share. Mitigation: with `loss_spike` or `logit_growth`
-the plan `rewind_and_skip`; for slow growth raise the z-loss weight or lower the learning rate.
+What to do:
+
+- Meaning: one update is far larger than those before it, or the updates keep growing.
+- Impact: clipping bounds the size of a step, not its direction; loss spikes follow within steps.
+- Diagnosis: isolated and without a mark on the loss: an odd batch. Lasting: look at `train/z_loss`, the learning rate
+  and the share of the lm head.
+- Mitigation: together with `loss_spike` or `logit_growth`, the plan `rewind_and_skip`. For slow growth, raise the
+  z-loss weight or lower the learning rate.
 """
 
 from typing import Any
@@ -156,10 +167,10 @@ CHECK = Check(
     optional=(),
     lookback=lambda _: max(BASELINE + SCALE + 2 * GUARD + 3, RECENT + MEMORY + AGE + 1),
     messages=(
-        "The gradient norm is {value:.3g} (limit {limit:.3g} by its own baseline).",
-        "The gradient norm is {value:.3g} for the third record in a row far above its baseline (limit {limit:.3g}).",
+        "The gradient norm is {value:.3g} (limit {limit:.3g}, from its own baseline).",
+        "The gradient norm is {value:.3g}, far above its baseline for the third record in a row (limit {limit:.3g}).",
         "The gradient norm has grown {value:.2f} times over its lowest of the last 500 records (limit {limit:.2f}).",
         "The gradient norm stays above its ceiling: {value:.3g} (limit {limit:.3g}).",
-        "{value:.0f} optimizer steps of the last 50 were skipped (limit {limit:.0f}).",
+        "{value:.0f} of the last 50 optimizer steps were skipped (limit {limit:.0f}).",
     ),
 )

@@ -2,33 +2,46 @@
 
 What it does: subtracts from `train/loss` (required) the curve registered before launch, interpolated linearly in log
 loss over log tokens. A cumulative sum of the residual, whose limit allows for autocorrelated noise, finds small lasting
-shifts; the curve's band finds large ones. Where no curve holds (none registered, tokens unknown or outside it), the
-run's own trend stands in: a lasting rise above its lowest level, and a stair down to a new low within twenty records.
+shifts; the band of the curve finds large ones. Where no curve applies (none registered, tokens unknown or outside it),
+the check judges the run's own trend instead: a lasting rise above its lowest level, or a sudden drop to a new low
+within twenty records.
 
 Why it matters: a run that will miss its projection shows it in the first tenth of its budget, when there is something
-left to save. Downwards is no luck either: a loader that restarted at shard 1 made a loss look better until it collapsed
-(entrenar issue 294), and a fine-tune falls by a stair of 0.05 to 0.09 nats at each repeated epoch (recording
+left to save. A loss that is too low is no good news either: a loader that restarted at shard 1 made a loss look better
+until it collapsed (entrenar issue 294), and a fine-tune drops by 0.05 to 0.09 nats at each repeated epoch (recording
 `mistral-7b-finetune-epoch-repeats`).
 
-Warns and turns critical when: warns when the cumulative sum of residuals passes its limit, either way (after 320
-records, so that a warm-up is forgotten); at five records mostly outside the band widened by `margin_nats` (by 2.5
-sigmas where the noise is larger, at most 0.3, and by that until 17 records tell the noise); without a curve at a level
-0.12 nats above the lowest of 256 records or a stair of 0.035 nats lasting 6 records. Critical when above the widened
-band for `lasting_steps`, and without a curve at 0.5 nats above the lowest for 64 records. Low never turns critical: it
-is no reason to shorten a run.
+Warns and turns critical when:
 
-Defaults: `min_shift_nats` 0.03 (nats): twice what evaluations of OLMo 2 7B rise by chance; found within some 30 records
-at noise of 0.02. `margin_nats` 0.05: as `loss_spike`. `lasting_steps` 50 (steps): spikes of the Llama recordings recede
-sooner. `curves`: from the run card (`runwatch ladder register`).
+- Warns when the cumulative sum of residuals passes its limit, either way (after 320 records, so that a warm-up is
+  forgotten), and at five records mostly outside the band widened by `margin_nats` (by 2.5 sigmas where the noise is
+  larger, at most 0.3, and by that until 17 records tell the noise).
+- Warns without a curve at a level 0.12 nats above the lowest of 256 records, or at a drop of 0.035 nats that lasts 6
+  records.
+- Critical when above the widened band for `lasting_steps`, and without a curve at 0.5 nats above the lowest level for
+  64 records. Low is never critical: it is no reason to shorten a run.
 
-Does not see: a curve that is itself wrong (it will warn as long as it is off by more than half of `min_shift_nats`);
+Defaults:
+
+| setting          | default   | source |
+| ---------------- | --------- | --- |
+| `curves`         | none      | from the run card (`runwatch ladder register`) |
+| `min_shift_nats` | 0.03 nats | twice what evaluations of OLMo 2 7B rise by chance; found within some 30 records at noise of 0.02 |
+| `margin_nats`    | 0.05 nats | as `min_jump_nats` of `loss_spike` |
+| `lasting_steps`  | 50 steps  | the spikes of the Llama recordings recede sooner |
+
+Does not see: a curve that is itself wrong (it warns as long as the curve is off by more than half of `min_shift_nats`);
 steps before the curve's first point; a spike (`loss_spike`).
 
-What to do: meaning: high: the run learns less per token than its ladder did. Low: it sees data that it has seen, or
-that leaked. Impact: the projected final loss is out of reach, or is not what it claims to be. Diagnosis: the rungs at
-the same fraction of tokens, the learning rate, `data/position` and mixture; low: `plan_conformance` on repeated
-fingerprints. Mitigation: high inside the first quarter of the budget: the plan `shorten_budget`; a planned change of
-mixture: `runwatch declare`, so that checks re-base there.
+What to do:
+
+- Meaning: too high: the run learns less per token than its ladder did. Too low: it trains on data that it has seen
+  before, or that leaked.
+- Impact: the projected final loss is out of reach, or is not what it claims to be.
+- Diagnosis: the rungs at the same fraction of tokens, the learning rate, `data/position` and the mixture; if too low,
+  repeated fingerprints in `plan_conformance`.
+- Mitigation: if too high inside the first quarter of the budget, the plan `shorten_budget`. Declare a planned change
+  of the mixture (`runwatch declare`), so that the affected checks reset their baseline.
 """
 
 from collections.abc import Sequence
@@ -227,6 +240,6 @@ CHECK = Check(
         "The loss has stayed {value:+.3f} nats above its registered curve (tolerance {limit:+.3f}).",
         "The loss has stayed {value:+.3f} nats below its registered curve (tolerance {limit:+.3f}): repeated data?",
         "The loss is {value:+.3f} nats above its lowest level of the last 256 records (limit {limit:+.3f}).",
-        "The loss fell by a stair, {value:+.3f} nats more than usual (limit {limit:+.3f}): repeated or leaked data?",
+        "The loss dropped suddenly, {value:+.3f} nats beyond its usual fall (limit {limit:+.3f}): repeated or leaked data?",
     ),
 )

@@ -1,28 +1,38 @@
-"""The logits are growing: the z-loss is over its ceiling, has grown, or drifts steadily upwards.
+"""The logits are growing: the z-loss is above its ceiling, has grown, or drifts steadily upwards.
 
 What it does: looks at `train/z_loss` (required), the mean of log(Z)^2 over the step's tokens before its weight, where
-Z is the lm head's partition function: against `ceiling`, and its level (median of 32) against the lowest level of the
-last 500 records.
+Z is the partition function of the lm head. It compares the value with `ceiling`, and its level (median of 32) with the
+lowest level of the last 500 records.
 
 Why it matters: cross-entropy does not see a common shift of all logits, so it drifts unnoticed until bfloat16 (8 bits)
 is too coarse for it: at a log Z of 32 neighbouring numbers lie 0.25 apart. A dense 32B run diverged late in its decay
 at a low learning rate and was cured by a small z-loss; so was the trouble of Marin's ladder (marin-community/marin
 issue 8435; PaLM, 2022, section 5 introduced the term).
 
-Warns and turns critical when: warns at 8 of 10 records above `ceiling`, at a level `growth` times the lowest of 500
-records, and when each of the last four levels, 128 records apart, is above the one before by more than its noise and
-the whole rise is 15 %. Critical at 8 of 10 records above four times the ceiling, or at `critical_growth` times the
-lowest level. Growth is counted on top of an offset of 10, below which it harms nobody.
+Warns and turns critical when:
 
-Defaults: `ceiling` 1000 (log(Z) of 32: see above). `growth` 1.5 and `critical_growth` 3 (ratios): guesses; a healthy
-run's z-loss moves by less than a tenth within 500 records after its warm-up.
+- Warns at 8 of 10 records above `ceiling`; at a level `growth` times the lowest of 500 records; and when each of the
+  last four levels, 128 records apart, is above the one before by more than its noise and the whole rise is 15 %.
+- Critical at 8 of 10 records above four times the ceiling, or at `critical_growth` times the lowest level. Growth is
+  counted on top of an offset of 10, below which it does no harm.
 
-Does not see: attention logits and router logits (no signal for them); a single odd record.
+Defaults:
 
-What to do: meaning: the lm head or the norm before it drifts. Impact: rounding noise in the loss, then gradient-norm
-growth, then divergence. Diagnosis: `optim/grad_norm` (is the lm head's share of it growing), `params/norm`, the z-loss
-weight in the card. Mitigation: raise the z-loss weight (`set_z_loss_weight`, part of the plan `rewind_and_skip`) before
-the loss shows it.
+| setting           | default | source |
+| ----------------- | ------- | --- |
+| `ceiling`         | 1000    | a log Z of 32: see above |
+| `growth`          | 1.5     | a guess; the z-loss of a healthy run moves by less than a tenth within 500 records after its warm-up |
+| `critical_growth` | 3       | a guess, on the same grounds |
+
+Does not see: attention logits and router logits (there is no signal for them); a single odd record.
+
+What to do:
+
+- Meaning: the lm head, or the norm before it, drifts.
+- Impact: rounding noise in the loss, then a growing gradient norm, then divergence.
+- Diagnosis: `optim/grad_norm` (is the share of the lm head growing?), `params/norm`, the z-loss weight in the card.
+- Mitigation: raise the z-loss weight (`set_z_loss_weight`) before it shows in the loss; once the run is unstable, the
+  plan `rewind_and_skip`.
 """
 
 import numpy as np
@@ -97,7 +107,7 @@ CHECK = Check(
     lookback=lambda _: LEVEL + max(MEMORY + AGE, LEGS * LEG + 2, LEG + 2) + 1,
     messages=(
         "The z-loss stays above its ceiling: {value:.4g} (limit {limit:.4g}).",
-        "The z-loss has grown {value:.2f} times over its lowest level of the last 500 records (limit {limit:.2f}).",
-        "The z-loss has drifted steadily upwards, {value:.2f} times within 384 records (limit {limit:.2f}).",
+        "The z-loss is {value:.2f} times its lowest level of the last 500 records (limit {limit:.2f}).",
+        "The z-loss has drifted steadily upwards, to {value:.2f} times its level 384 records ago (limit {limit:.2f}).",
     ),
 )

@@ -1,32 +1,45 @@
-"""The training loss has suddenly left its own trend upwards.
+"""The training loss has jumped above its own trend.
 
 What it does: extrapolates `train/loss` (required) from the medians of two neighbouring windows that end four records
-ago, and holds what the loss is above that (the residual) against a robust scale of its noise. The limit learns two
-things about the noise: how heavy its tail is, and how far odd batches went that were gone in the next record.
+ago, and compares the excess of the loss over that trend (the residual) with a robust scale of its noise. The limit
+learns two things about the noise: how heavy its tail is, and how large odd batches are that are gone in the next
+record.
 
 Why it matters: a Llama 3.1 8B run went from 3.39 to 24.82 in two steps and needed 145 to recover (recording
 `llama31-8b-spike-24`); a dense 32B run spent about 5 % of its steps in spikes or recovering from them
 (marin-community/marin issue 1368).
 
-Warns and turns critical when: warns at the first record whose residual exceeds `z_limit` sigmas (up to four times as
-many where the tail is heavy, more after odd batches) and `min_jump_nats`, at two records in a row that nearly do, or at
-five of seven that are half-way there (a lasting shift of five sigmas is found within ten records). Critical when the
-loss is still up at the third record, or at the second of a spike that comes back within sixteen. Unknown until some
-thirty losses have been seen, and where the loss is not finite.
+Warns and turns critical when:
 
-Defaults: `z_limit` 6 (sigmas): OLMo-core's and MaxText's rule, 0 false alarms in 10,000 steps of normal noise. A record
-alone needs up to twice that while it is not plain that the noise has a light tail: Student's t of 4 degrees of freedom
-goes beyond 8 robust sigmas once in some 2,000 records, beyond 12 once in 10,000.
-`min_jump_nats` 0.05: the floor of Marin's loss-spike alert. Windows, tail and odd batches: our replay of seventeen
-recorded runs, in which 46 single steps beyond 8 sigmas of one healthy run make three warnings.
+- Warns at the first record whose residual exceeds both `z_limit` sigmas (up to four times as many where the tail is
+  heavy, more after odd batches) and `min_jump_nats`; at two records in a row that nearly do; or at five of seven that
+  are half-way there (a lasting shift of five sigmas is found within ten records).
+- Critical when the loss is still up at the third record, or at the second record of a spike that comes back within
+  sixteen.
+- Unknown until some thirty losses have been seen, and where the loss is not finite.
+
+Defaults:
+
+| setting         | default   | source |
+| --------------- | --------- | --- |
+| `z_limit`       | 6 sigmas  | the rule of OLMo-core and MaxText: no false positive in 10,000 steps of normal noise |
+| `min_jump_nats` | 0.05 nats | the floor of Marin's loss-spike alert |
+
+A single record needs up to twice `z_limit` until the noise is known to have a light tail: Student's t with 4 degrees of
+freedom exceeds 8 robust sigmas about once in 2,000 records and 12 about once in 10,000. The windows, the tail and the
+odd batches come from our replay of seventeen recorded runs, in which 46 single steps beyond 8 sigmas of one healthy
+run make three warnings.
 
 Does not see: slow drift (`ladder_deviation`), NaN (`finite`), a spike in the first thirty records.
 
-What to do: meaning: an optimisation step or a batch hurt the model. Impact: most spikes heal by themselves in tens to
-thousands of steps; some never do. Diagnosis: did `grad_norm` grow before (optimisation) or not (data); is
-`data/sample_fingerprint` one that has been seen to spike; does the next evaluation confirm it. Mitigation: wait while
-it falls; if it does not recover, the armed plan `rewind_and_skip` returns to the last good checkpoint and leaves the
-batches out (`runwatch plan list`).
+What to do:
+
+- Meaning: an optimizer step or a batch has hurt the model.
+- Impact: most spikes heal by themselves in tens to thousands of steps; some never do.
+- Diagnosis: did `grad_norm` grow before (the optimizer) or not (the data)? Has this `data/sample_fingerprint` spiked
+  before? Does the next evaluation confirm it?
+- Mitigation: wait while the loss falls. If it does not recover, the plan `rewind_and_skip` returns to the last good
+  checkpoint and skips the batches (`runwatch plan list`).
 """
 
 from typing import NamedTuple
@@ -194,6 +207,6 @@ CHECK = Check(
         "The loss is {value:.3f} nats above its trend (limit {limit:.3f}).",
         "The loss is still {value:.3f} nats above its trend at the third record (limit {limit:.3f}).",
         "The loss is {value:.3f} nats above its trend for the second record (limit {limit:.3f}).",
-        "The loss stays above its trend, now by {value:.3f} nats (limit {limit:.3f} for five of seven records).",
+        "The loss was above its trend in five of the last seven records, now by {value:.3f} nats (limit {limit:.3f}).",
     ),
 )

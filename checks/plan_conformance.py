@@ -1,35 +1,52 @@
-"""The run does not do what was planned.
+"""The run does not follow its plan.
 
 What it does: compares `optim/learning_rate`, the tokens of a step and `data/mixture/*` (each where present) with the
-plan in force, and looks at the order of the data: steps and tokens must go up within an attempt, `data/position` by
-the same batch each step, also across a resume, and no `data/sample_fingerprint` may come twice. Without `plans` only
-the structure is judged.
+plan in force, and checks the order of the data: steps and tokens must go up within an attempt, `data/position` by the
+same batch each step, also across a resume, and no `data/sample_fingerprint` may come twice. Without `plans` only the
+order is judged.
 
 Why it matters: after a resume a loader began again at its first shard; the loss looked better than before, then
 collapsed, and 40 % of the planned data was never seen (entrenar#294). Resumes that replay or skip data in silence are
 on record for five other trainers (ms-swift#10050, accelerate#2016, Megatron-Bridge#4565, prime-rl#1035, verl#7401).
 
-Warns and turns critical when: learning rate and tokens of a step: warns above `warn_share` off plan for
-`lasting_records`, critical above `critical_share`; mixture: warns when the window's mean share is `mixture_warn` off
-plan, critical at `mixture_critical`, both widened to five standard errors of the mean; fingerprints: warns at one
-repeat in the last 64 records, critical at three; position: critical at a record that goes back or stands still, warns
-at one that skips, critical where it skips more than 100 batches; steps or tokens that go back within an attempt:
-critical at that record; steps that jump ahead by ten times the usual and more than 50: warns; tokens past the budget:
-warns.
+Warns and turns critical when:
 
-Defaults: `warn_share` 0.02 and `critical_share` 0.1 (ratios; a guess: a schedule that is one step off stays far below
-2 % outside the warm-up, and there the plan of one step earlier or later is accepted too); `lasting_records` 3;
-`mixture_warn` 0.02 and `mixture_critical` 0.1 (shares; a guess); mixture window 384 rows (about 200 records at 18 s a
-step, with their tick rows; the realised share is quantised by the batch); fingerprint memory 512 records (52 bits: a
-chance repeat in 512 once in 10^13 records); `plans` empty (filled from the card and from applied receipts).
+- Learning rate and tokens of a step: warns above `warn_share` off plan for `lasting_records`, critical above
+  `critical_share`.
+- Mixture: warns when the mean share of the window is `mixture_warn` off plan, critical at `mixture_critical`, both
+  widened to five standard errors of the mean.
+- Fingerprints: warns at one repeat in the last 64 records, critical at three.
+- Position: critical at a record that goes back or stands still; warns at one that skips, critical where it skips more
+  than 100 batches.
+- Steps or tokens that go back within an attempt: critical at that record. Steps that jump ahead by ten times the usual
+  and more than 50: warns. Tokens past the budget: warns.
+
+Defaults:
+
+| setting            | default     | source |
+| ------------------ | ----------- | --- |
+| `plans`            | none        | from the card and from applied receipts |
+| `warn_share`       | 0.02        | a guess: see below |
+| `critical_share`   | 0.1         | a guess |
+| `lasting_records`  | 3 records   | our choice |
+| `mixture_warn`     | 0.02        | a guess |
+| `mixture_critical` | 0.1         | a guess |
+| mixture window     | 384 rows    | about 200 records at 18 s a step, with their tick rows; the batch quantises the realised share |
+| fingerprint memory | 512 records | 52 bits: a chance repeat in 512 once in 10^13 records |
+
+A schedule that is one step off stays far below 2 % outside the warm-up; inside it the plan of one step earlier or later
+is accepted too.
 
 Does not see: repeats further apart than 512 records (a second epoch: `ladder_deviation`, low side); the right batch
 in the wrong order; anything of the plan where `plans` is empty; a wrong learning rate of one parameter group.
 
-What to do: meaning: configuration or data order is not what was registered. Impact: the result no longer answers the
-hypothesis; repeated data flatters the loss. Diagnosis: which quantity, since which step, and what happened there
-(resume, receipt, stage). Mitigation: if it was meant, declare it (`runwatch declare`) or change the card; if the data
-repeats, stop and resume from the last checkpoint with the right position.
+What to do:
+
+- Meaning: the configuration or the order of the data is not what was registered.
+- Impact: the result no longer answers the hypothesis; repeated data flatters the loss.
+- Diagnosis: which quantity, since which step, and what happened there (a resume, a receipt, a stage)?
+- Mitigation: if it was intended, declare it (`runwatch declare`) or change the card. If the data repeats, stop and
+  resume from the last checkpoint with the right position.
 """
 
 from collections.abc import Mapping
@@ -325,12 +342,12 @@ CHECK = Check(
         "The step went back by {value:.0f} within an attempt.",
         "The step jumped ahead by {value:.0f}; the limit is {limit:.0f}.",
         "The tokens went back by {value:.0f} within an attempt.",
-        "A step took {value:.0f} tokens; planned or usual are {limit:.0f}.",
-        "The learning rate is {value:.4g}; planned is {limit:.4g}.",
-        "The data position grew by {value:.0f} sequences, {limit:.0f} were due: data repeats.",
-        "The data position grew by {value:.0f} sequences, {limit:.0f} were due: data is skipped.",
+        "A step trained {value:.0f} tokens; {limit:.0f} were expected.",
+        "The learning rate is {value:.4g}; the plan says {limit:.4g}.",
+        "The data position advanced by {value:.0f} sequences; {limit:.0f} were expected: data is repeated.",
+        "The data position advanced by {value:.0f} sequences; {limit:.0f} were expected: data is skipped.",
         "{value:.0f} of the last 64 batches had been trained on before; the limit is {limit:.0f}.",
-        "{value:.4g} tokens are trained on; the budget and a step and a half are {limit:.4g}.",
+        "The run has trained {value:.4g} tokens; the limit is {limit:.4g}, one and a half steps past the budget.",
         "The mean share of a data source is {value:.1%} off plan; the limit is {limit:.1%}.",
     ),
 )

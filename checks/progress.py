@@ -1,44 +1,61 @@
 """The run has stopped making progress.
 
-What it does: follows the clock of the records and of the tick rows that pass when none arrives. Each phase has a
-budget of seconds from the moment it was entered; in training the budget runs from one step to the next and is
+What it does: follows the clock of the records and of the tick rows that pass when no record arrives. Each phase has a
+budget of seconds from the moment it is entered; in training the budget runs from one step to the next and is
 max(`slow_factor` times the usual longest step, `train_seconds`). It also counts attempts that left nothing behind,
-and records that the telemetry writer gave up (`telemetry/dropped_records`, optional). It needs no metric, only a
+and records that the telemetry writer dropped (`telemetry/dropped_records`, optional). It needs no metric, only a
 clock.
 
 Why it matters: on 5 September Marin's hero run finished step 65,069 and then stood for 15 minutes with every rank
 blocked before one of them died (marin#8934). Five days later an attempt died 54 minutes after its restore, before its
 first hourly save, and the next one began at the same step: a cadence longer than the time between faults trains
 nothing (marin#8506). A run that dies in the first step after a checkpoint looks like one that still writes it, so the
-record that carries a phase's result ends the phase.
+record that carries the result of a phase ends the phase.
 
-Warns and turns critical when: in training warns at the tick at which a step is over its budget and turns critical
-`grace_seconds` later; any other phase is critical when over its budget; ok again with the next step or phase;
-`finished` and `paused` never alarm. A record with `eval/loss` or `checkpoint/step` (optional) ends its phase: the budget is
-that of a step again. A source that neither announces phases nor carries `plan/token_budget` (optional)
-gets `unannounced_factor` times the budget of a step: a silence may be an evaluation. A job that is down between two
-attempts is a stall of its last phase. Warns at the second restart within 256 surviving rows, critical at the third.
-Warns for 20 observations after a record was given up.
+Warns and turns critical when:
 
-Defaults: `slow_factor` 3 and `train_seconds` 60 (s; the best in-process watchdog tells a hang after 61 s,
-nvidia-resiliency-ext; Marin waits 15 minutes, DLRover 10. No warning earlier: a shared node's single steps reach half
-of it, recording `gpt2-124m-shared-cluster-clean`); `grace_seconds` 240 (s; a requeued job writes its first record
-after a minute or a few: five minutes without a step page someone, a third of Marin's limit); the usual longest step
-is the median over 192 rows of the maximum over 64 rows, which for 64 steps is their 98.9th percentile;
-`unannounced_factor` 5 (the evaluations of recordings `llama31-405b-clean` and `wmt-transformer-spike-55` take 3 to 4
-of their rows); `unknown_seconds` 900 (s; Marin's limit, while no step has been timed); `init_seconds`,
-`compile_seconds` and `restore_seconds` 2700 (s; Marin allows 45 minutes to initialise); `eval_seconds` and
-`checkpoint_seconds` 1800 (s; a guess above the half hour between saves); three restarts (Marin's budget of three
-failures, marin#7929; nvrx-watch stops after three cycles without a new checkpoint).
+- Training: warns at the tick at which a step exceeds its budget and turns critical `grace_seconds` later.
+- Any other phase: critical when it exceeds its budget; ok again with the next step or phase. `finished` and `paused`
+  never fire. A record with `eval/loss` or `checkpoint/step` (optional) ends its phase: from then on the budget is that
+  of a step.
+- A source that neither announces phases nor carries `plan/token_budget` (optional) gets `unannounced_factor` times the
+  budget of a step: a silence may be an evaluation. A job that is down between two attempts is a stall of its last
+  phase.
+- Restarts: warns at one fewer than `restarts` within 256 surviving rows, critical at `restarts`.
+- Dropped records: warns for 20 observations after a record was dropped.
 
-Does not see: a source without a clock (UNKNOWN); a hang shorter than its budget; slow steps (`throughput`); a trainer
-that writes steps and learns nothing; whether the process is alive (the daemon's own health).
+Defaults:
 
-What to do: meaning: nothing was trained since the last record. Impact: every minute is a minute of the whole machine.
-Diagnosis: phase and last step (`runwatch status RUN`), then the scheduler: job down, or up and silent? Stacks of all
-ranks before any restart; for restarts, the end of each attempt's log and the age of the newest checkpoint.
-Mitigation: restart from the newest checkpoint, without the node that failed first; save more often than the faults
-come.
+| setting              | default | source |
+| -------------------- | ------- | --- |
+| `slow_factor`        | 3       | recording `gpt2-124m-shared-cluster-clean`: see below |
+| `train_seconds`      | 60 s    | nvidia-resiliency-ext, the best in-process watchdog, finds a hang after 61 s: see below |
+| `grace_seconds`      | 240 s   | a requeued job writes its first record within minutes: five minutes page, a third of Marin's limit |
+| `unannounced_factor` | 5       | evaluations of `llama31-405b-clean` and `wmt-transformer-spike-55` take 3 to 4 of their rows |
+| `unknown_seconds`    | 900 s   | Marin's limit, while no step has been timed |
+| `init_seconds`       | 2700 s  | Marin allows 45 minutes to initialise |
+| `compile_seconds`    | 2700 s  | as `init_seconds` |
+| `restore_seconds`    | 2700 s  | as `init_seconds` |
+| `eval_seconds`       | 1800 s  | a guess, above the half hour between saves |
+| `checkpoint_seconds` | 1800 s  | the same guess |
+| `restarts`           | 3       | Marin's budget of three failures (marin#7929); nvrx-watch stops after three cycles without a save |
+
+Marin waits 15 minutes for a hung step, DLRover 10. The recording shows why no warning comes earlier: single steps of
+a shared node reach half of the budget. The usual longest step is the median over 192 rows of the maximum over 64
+rows, which for 64 steps is their 98.9th percentile.
+
+Does not see: a source without a clock (unknown); a hang shorter than its budget; slow steps (`throughput`); a trainer
+that writes steps and learns nothing; whether the process still runs (the daemon's own health).
+
+What to do:
+
+- Meaning: nothing has been trained since the last record.
+- Impact: every minute costs a minute of the whole machine.
+- Diagnosis: the phase and the last step (`runwatch status RUN_DIR`), then the scheduler: is the job down, or up and
+  silent? Take the stacks of all ranks before any restart. For restarts: the end of each attempt's log, and the age of
+  the newest checkpoint.
+- Mitigation: restart from the newest checkpoint, without the node that failed first; save more often than the faults
+  come.
 """
 
 import numpy as np
@@ -180,9 +197,9 @@ CHECK = Check(
     marks=(OWN, *RESULTS.values()),
     lookback=lambda _: REACH,
     messages=(
-        "No step has ended for {value:.0f} s; the budget is {limit:.0f} s.",
+        "No step has completed for {value:.0f} s; the budget is {limit:.0f} s.",
         "The phase has lasted for {value:.0f} s; its budget is {limit:.0f} s.",
         "The run was restarted {value:.0f} times without lasting progress; the limit is {limit:.0f}.",
-        "The telemetry writer has given up {value:.0f} records so far.",
+        "The telemetry writer has dropped {value:.0f} records so far.",
     ),
 )

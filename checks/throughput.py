@@ -1,37 +1,54 @@
 """The run trains more slowly than it should.
 
-What it does: judges speed by `throughput/tokens_per_second`, `throughput/mfu` and the tokens of a step (or one step,
-where tokens are not told) over `throughput/step_time`, each where present. The median of the last `window_records`
-observations is held against a declared floor and against the best median that the run itself has held lately. Where
+What it does: judges the speed by `throughput/tokens_per_second`, by `throughput/mfu`, and by the tokens of a step (or
+one step, where tokens are unknown) over `throughput/step_time`, each where present. It compares the median of the last
+`window_records` observations with a declared floor and with the best recent median of the run itself. Where
 observations are far apart, two in a row decide. It also counts slow steps, and follows the speed over four stretches
-of its memory for a creeping decline. The first `warm_up_steps` steps of each attempt are left out.
+of its memory to find a gradual decline. The first `warm_up_steps` steps of each attempt are not judged.
 
 Why it matters: every step of one 220-minute job of a DeepSeek-V3-like run took 41 % longer, with a spotless loss
 (recording `deepseekv3-proxy-h100-slow-job`). A mixture-of-experts run that was twice as slow as the one before it
 from its first step on looked normal to itself: only a declared floor tells (recording
 `nanochat-moe-fp8-experts-slow`).
 
-Warns and turns critical when: (1) critical while the median is under `tokens_per_second_floor` or `mfu_floor`; (2)
-warns while it is `warn_drop` under the run's own best, critical at `critical_drop`; two observations in a row that
-are 32 steps apart or more say the same; (3) warns when `slow_share` of the last 128 steps took half as long again as
-the median of the 16 around them; (4) warns when the speed fell by more than `decline` in each of four consecutive
-stretches of 96 observations.
+Warns and turns critical when:
 
-Defaults: floors none (from the card; Marin alerts below 15 % MFU and 2.0M tokens/s for more than half of 15 minutes
-with at least 10 samples); `warn_drop` 0.2 and `critical_drop` 0.5 (ratios; the recording above lost 29 % of its
-speed, recording `gpt3-15b-h100-slow-windows` 76 %, and 6 % for 8,600 steps, which is no more than a warning);
-`window_records` 16 (observations: eight slow ones in a row are needed, so the first step after a restart, an
-evaluation inside a step each 250, and the 14 steps of 13 to 50 s of a shared node never alarm); `warm_up_steps` 64
-(steps; nanochat recompiles for 60); `slow_share` 0.1 (ratio; a slow node that holds up every sixth step is seen in some 70
-steps; all fourteen recordings with step times stay below 0.05); `decline` 0.005 (ratio; a guess: 2 % in 384 records is 20 % in 4,000).
+- Floor: critical while the median is below `tokens_per_second_floor` or `mfu_floor`.
+- Own best: warns while the median is `warn_drop` below the run's own best, critical at `critical_drop`. Two
+  observations in a row that are 32 steps apart or more count as much.
+- Tail: warns when more than `slow_share` of the last 128 steps took half as long again as the median of the 16 around
+  them.
+- Decline: warns when the speed fell by more than `decline` in each of four consecutive stretches of 96 observations.
+
+Defaults:
+
+| setting                   | default    | source |
+| ------------------------- | ---------- | --- |
+| `tokens_per_second_floor` | none       | from the card; Marin alerts below 2.0M tokens/s: see below |
+| `mfu_floor`               | none       | from the card; Marin alerts below 15 % MFU: see below |
+| `warn_drop`               | 0.2        | recording `deepseekv3-proxy-h100-slow-job` lost 29 % of its speed |
+| `critical_drop`           | 0.5        | recording `gpt3-15b-h100-slow-windows` lost 76 %: see below |
+| `window_records`          | 16 records | eight slow ones in a row are needed: see below |
+| `warm_up_steps`           | 64 steps   | nanochat recompiles for 60 |
+| `slow_share`              | 0.1        | fourteen recordings stay below 0.05: see below |
+| `decline`                 | 0.005      | a guess: 2 % in 384 records is 20 % in 4,000 |
+
+Marin's two alerts need more than half of 15 minutes with at least 10 samples. The GPT-3 recording also lost 6 % for
+8,600 steps, which is no more than a warning. With `window_records` of 16 the first step after a restart, an evaluation
+inside a step every 250, and the 14 steps of 13 to 50 s of a shared node never warn. With `slow_share` of 0.1 a node
+that delays every sixth step is found in some 70 steps.
 
 Does not see: a run that is slow from its first step on without a floor; a hang (`progress`); a decline slower than
-`decline` in 96 observations; a slow attempt in its first 64 steps; more than 448 observations back.
+`decline` in 96 observations; a slow attempt in its first 64 steps; anything more than 448 observations back.
 
-What to do: meaning: the same step takes longer. Impact: the deadline, not the model. Diagnosis: did it begin with an
-attempt (a bad node), at a step (data, sequence length, recompilation) or by and by (storage, heat, memory)? Step-time
-tail or all steps? Mitigation: restart without the slow node; the armed plan `fit_to_deadline` re-plans budget and
-decay to what the remaining time can pay for.
+What to do:
+
+- Meaning: the same step takes longer.
+- Impact: the deadline, not the model.
+- Diagnosis: did it begin with an attempt (a bad node), at a step (data, sequence length, recompilation) or gradually
+  (storage, heat, memory)? Only the tail of step times, or all steps?
+- Mitigation: restart without the slow node. The plan `fit_to_deadline` re-plans budget and decay to what the remaining
+  time allows.
 """
 
 from collections.abc import Iterator
@@ -200,8 +217,8 @@ def _messages() -> Iterator[str]:
     for form, unit in UNITS:
         value, limit = f"{{value:{form}}} {unit}", f"{{limit:{form}}}"
         yield f"The speed is {value}; the declared floor is {limit}."
-        yield f"The speed is {value}; the run's own best of late allows {limit}."
-        yield f"The speed has been falling for 384 records, to {value}; it was {limit} a quarter of them ago."
+        yield f"The speed is {value}; the limit is {limit}, from the run's own recent best."
+        yield f"The speed has been falling for 384 records, to {value}; it was {limit} 96 records ago."
     yield "{value:.0%} of the last 128 steps took half as long again as the median around them; the limit is {limit:.0%}."
 
 

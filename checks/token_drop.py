@@ -1,28 +1,35 @@
-"""Experts drop too many tokens for their capacity.
+"""The experts drop too many tokens.
 
-What it does: takes the median of `moe/drop_rate` (required) over the last `window_records` observations and holds it
-against two limits. A median needs more than half of its window: single blips never alarm, in either direction.
+What it does: takes the median of `moe/drop_rate` (required) over the last `window_records` observations and compares
+it with two limits. A median needs more than half of its window, so a single blip never fires and never resolves an
+alert.
 
 Why it matters: a dropped token skips its experts and learns nothing from them. On a context extension from 4K to 65K
-the drop rate of a large run went from 7 % to 40 %; throughput counts dropped tokens as trained and shows nothing of
-it.
+the drop rate of a large run went from 7 % to 40 %; throughput counts dropped tokens as trained, so it shows nothing.
 
 Warns and turns critical when: warns while the median is above `warn_rate`, critical while it is above
-`critical_rate`. A step change is told at the fifth record, half the window.
+`critical_rate`. A sudden change is found at the fifth record, half the window.
 
-Defaults: `warn_rate` 0.07 (ratio; the alert limit of Marin's hero run, whose healthy blips reach 5 % and whose level
-is 3 % at capacity factor 1.15, marin#8435, #8884); `critical_rate` 0.20 (half of the 40 % above; a guess otherwise);
-`window_records` 10 (observations: the shortest median that four bad records in a row cannot move); `settle_steps` 200
-(steps; the rate starts at 10 % and falls to 0 while the balance biases find their level, marin#8435 comment of 19
-August. how long that takes there is not published, 200 is a guess).
+Defaults:
 
-Does not see: which layer or expert drops (`moe/layers/drop_rate` in the file); imbalance that the capacity still
-holds (`expert_balance`); anything in the first `settle_steps` steps; a rate below 7 % that climbs slowly.
+| setting          | default    | source |
+| ---------------- | ---------- | --- |
+| `warn_rate`      | 0.07       | Marin's alert; its hero run is at 3 % (capacity factor 1.15), with blips to 5 % (marin#8435, #8884) |
+| `critical_rate`  | 0.2        | half of the 40 % above; otherwise a guess |
+| `window_records` | 10 records | the shortest median that four bad records in a row cannot move |
+| `settle_steps`   | 200 steps  | a guess: the rate starts at 10 % and falls to 0 while the balance biases settle (marin#8435, 19 August) |
 
-What to do: meaning: routers send more tokens to some experts than these take. Impact: quality, not speed: the loss
-moves little and late. Diagnosis: `runwatch status RUN`, then whether data or context length changed at that step, and
-whether the load violation grew with it. Mitigation: the armed plan `retreat_context` shortens the context and raises
-the capacity factor and the balance rate; a planned context extension should be declared (`runwatch declare`).
+Does not see: which layer or expert drops (`moe/layers/drop_rate` in the telemetry); imbalance that the capacity still
+absorbs (`expert_balance`); anything in the first `settle_steps` steps; a rate below 7 % that climbs slowly.
+
+What to do:
+
+- Meaning: the routers send more tokens to some experts than these can take.
+- Impact: quality, not speed: the loss moves little and late.
+- Diagnosis: `runwatch status RUN_DIR`; then whether the data or the context length changed at that step, and whether
+  the load violation grew with it.
+- Mitigation: the plan `retreat_context` shortens the context and raises the capacity factor and the balance rate.
+  Declare a planned context extension (`runwatch declare`).
 """
 
 import numpy as np
