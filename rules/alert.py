@@ -177,7 +177,7 @@ def advance(
 
 
 def inhibited(alerts: Mapping[str, Alert]) -> frozenset[str]:
-    """Checks whose alerts are not told now: all but `progress` while the run is down."""
+    """Checks whose alerts are inhibited: all but `progress` while the run is down."""
     progress = alerts.get("progress")
     if progress is None or progress.state is not AlertState.FIRING or progress.severity is not Level.CRITICAL:
         return frozenset()

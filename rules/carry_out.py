@@ -3,10 +3,10 @@
     observed                                        (mode observe: nothing is done)
     proposed -> approved -> requested -> acknowledged -> verified
        |           |            |              |
-       |           |            |              +-> unverified        effect not seen in time: a person is called
-       |           |            +-> rejected | unacknowledged        the trainer refused | did not answer
+       |           |            |              +-> unverified        effect not seen in time: a person is paged
+       |           |            +-> rejected | unacknowledged        by the trainer | it did not answer
        +-----------+-> expired | superseded | refused_by_person
-    unplanned                                       (the condition holds, no plan can be made: a person is called)
+    unplanned                                       (the condition holds, no plan can be made: a person is paged)
 
 `requested` is stored before the directive is written, so the file may be written again after a crash: its name is the
 execution's id and its content follows from the stored execution alone. An ended execution never changes.
@@ -22,7 +22,7 @@ from runwatch.rules.plan import Receipt
 from runwatch.rules.world import World
 
 Recovered = Callable[[Execution, World], bool | None]
-"""Whether the run is well again after the plan: None while it cannot be said."""
+"""Whether the run has recovered after the plan: None while that is unknown."""
 
 GRACE_SECONDS = 60.0
 """A receipt may reach us this long after the directive has expired (the trainer's clock is not ours)."""
@@ -59,7 +59,7 @@ def told(execution: Execution) -> str:
 
 
 def supersede(execution: Execution, world: World, reason: str) -> Event:
-    """End an execution that nobody has decided on yet in favour of another."""
+    """End a proposal without a decision in favour of another plan."""
     ended = _taken(execution, (ExecutionState.SUPERSEDED, reason, {}), mark(world))
     return Event(ended, execution.state, told(ended), escalate=False)
 
@@ -92,7 +92,7 @@ def _due(
 
 
 def _withdrawn(execution: Execution, world: World, decision: Decision | None) -> Step | None:
-    """The ends that a plan meets before it is asked of the trainer."""
+    """How a plan ends before it is requested of the trainer."""
     now = mark(world)
     if decision is not None and not decision.approved:
         return ExecutionState.REFUSED, f"{decision.by}: {decision.reason}", {"decided": now, "by": decision.by}
@@ -106,8 +106,8 @@ def _withdrawn(execution: Execution, world: World, decision: Decision | None) ->
 
 def _why_expired(execution: Execution, world: World, decision: Decision | None) -> str:
     if decision is None and execution.decided is None:
-        return f"nobody decided within {execution.expires - execution.proposed.time:,.0f} s."
-    held = "plans were switched off" if not world.plans_enabled else "the daemon did not run"
+        return f"no decision within {execution.expires - execution.proposed.time:,.0f} s."
+    held = "plans were disabled" if not world.plans_enabled else "the daemon did not run"
     return f"{decision.by if decision else execution.by} approved it, but {held} until it had expired."
 
 
@@ -119,9 +119,9 @@ def _from_proposed(execution: Execution, world: World, decision: Decision | None
     if decision is not None:
         return ExecutionState.APPROVED, f"{decision.by}: {decision.reason}", {"decided": now, "by": decision.by}
     if execution.checks and all(name in world.alerts and not world.alerts[name].alive for name in execution.checks):
-        return ExecutionState.SUPERSEDED, f"{' and '.join(execution.checks)} resolved before anybody decided.", {}
+        return ExecutionState.SUPERSEDED, f"{' and '.join(execution.checks)} resolved before a decision.", {}
     if execution.mode == "auto":
-        return ExecutionState.APPROVED, "the run card says auto.", {"decided": now, "by": "run card"}
+        return ExecutionState.APPROVED, "the run card sets mode auto.", {"decided": now, "by": "run card"}
     return None
 
 
@@ -135,7 +135,7 @@ def _from_approved(execution: Execution, world: World, decision: Decision | None
 def _from_requested(execution: Execution, world: World, receipt: Receipt | None) -> Step | None:
     now = mark(world)
     if receipt is not None and receipt.status == "rejected":
-        reason = f"the trainer refused it at step {receipt.step:,}: {receipt.reason or 'no reason given'}."
+        reason = f"the trainer rejected it at step {receipt.step:,}: {receipt.reason or 'no reason given'}."
         return ExecutionState.REJECTED, reason, {"receipt": receipt}
     if receipt is not None:
         reason = f"applied at step {receipt.step:,} ({receipt.tokens:,} tokens)."
@@ -143,7 +143,7 @@ def _from_requested(execution: Execution, world: World, receipt: Receipt | None)
     if execution.command and world.attempt != execution.attempt:
         return ExecutionState.ACKNOWLEDGED, f"the run came back as attempt {world.attempt}.", {"acknowledged": now}
     if execution.requested and world.now > execution.requested.time + execution.ack_seconds + GRACE_SECONDS:
-        reason = f"no receipt {world.now - execution.requested.time:.0f} s after it was asked for."
+        reason = f"no receipt {world.now - execution.requested.time:.0f} s after the request."
         return ExecutionState.UNACKNOWLEDGED, reason, {}
     return None
 
@@ -152,15 +152,15 @@ def _from_acknowledged(execution: Execution, world: World, recovered: Recovered 
     missing = _missing(execution, world)
     well = recovered(execution, world) if recovered is not None and not missing else True
     if not missing and well:
-        return ExecutionState.VERIFIED, "every effect is seen in telemetry.", {}
+        return ExecutionState.VERIFIED, "telemetry shows every effect.", {}
     if execution.acknowledged is None or _in_time(execution, execution.acknowledged, world):
         return None
-    reason = " ".join(missing) or "its effects are seen, but the run has not recovered."
+    reason = " ".join(missing) or "telemetry shows its effects, but the run has not recovered."
     return ExecutionState.UNVERIFIED, reason, {}
 
 
 def _missing(execution: Execution, world: World) -> list[str]:
-    """What of the plan, or of a restart, does not show yet."""
+    """What telemetry does not show yet of the plan, or of a restart."""
     if execution.receipt is not None:
         return missing_effects(execution.actions, execution.receipt, world)
     trains = world.phase is Phase.TRAIN and world.attempt != execution.attempt

@@ -1,6 +1,6 @@
-"""What the rules say in one tick, from one frozen `World`.
+"""What the rules decide in one tick, from one frozen `World`.
 
-The open execution is carried on, every node is judged, at most one plan is proposed, and a person is called where a
+The open execution moves on, every node is evaluated, at most one plan is proposed, and a person is paged where a
 condition holds and no plan can be made.
 """
 
@@ -18,7 +18,7 @@ from runwatch.rules.world import World
 
 @dataclass(frozen=True)
 class Decided:
-    """What one tick decided: executions that changed or are new, what to tell of them, and how each node stands."""
+    """What one tick decided: executions that changed or are new, the events to report, and the state of each node."""
 
     executions: tuple[Execution, ...]
     events: tuple[Event, ...]
@@ -78,7 +78,7 @@ def _propose(node: Node, world: World, verdict: NodeVerdict) -> list[Event]:
     rules = settings_of(node, world)
     if verdict.proposal is None or guard(node, world, rules) is not None:
         return []
-    why = f"{node.name} needs no decision and goes first."
+    why = f"{node.name} runs automatically and goes first."
     events = [supersede(other, world, why) for other in world.executions if other.open]
     state = ExecutionState.OBSERVED if rules.mode == "observe" else ExecutionState.PROPOSED
     new = _execution(node, world, verdict, verdict.proposal, state)
@@ -87,13 +87,13 @@ def _propose(node: Node, world: World, verdict: NodeVerdict) -> list[Event]:
 
 
 def _call(node: Node, world: World, verdict: NodeVerdict) -> list[Event]:
-    """Call a person, once, where no plan can be made; and note when that is over."""
+    """Page a person, once, where no plan can be made; and record when that is over."""
     rules = settings_of(node, world)
     calls = [one for one in world.executions if one.node == node.name and one.state is ExecutionState.UNPLANNED]
     standing = bool(calls) and calls[-1].ended is None
     if standing and not verdict.needs_person and verdict.state is not NodeState.BLOCKED:
         over = calls[-1].model_copy(update={"ended": mark(world)})
-        return [Event(over, over.state, f"{over.id}: no longer so. {verdict.reason}", escalate=False)]
+        return [Event(over, over.state, f"{over.id} is resolved: {verdict.reason}", escalate=False)]
     recent = bool(calls) and cooldown(calls[-1], world, rules) > 0
     if not verdict.needs_person or standing or recent or rules.mode == "observe":
         return []

@@ -6,18 +6,26 @@ unstable. Then it fires.
 
 Why it matters: a loss that is off its ladder in the first quarter does not come back by waiting: the smaller rungs
 show what a healthy run of this recipe does at these tokens. What is left of the budget buys a worse model than
-planned, at the full price. The seed run registered its projection before launch for this very reason (marin #8435:
+planned, at the full price. The seed run registered its projection before launch for this very reason (marin#8435:
 deviation from the ladder prompts an early look at dynamics).
 
-Fires when: `ladder_deviation` critical for `critical_fraction` of the token budget (breaks of up to five records do
-not count), or `instability` exhausted; only before `window_fraction` of the budget in force.
+Fires when: `ladder_deviation` is critical for `critical_fraction` of the token budget (breaks of up to five records do
+not count), or `instability` is exhausted; only before `window_fraction` of the budget in force.
 
-Defaults: `window_fraction` 0.25, the node's definition. `critical_fraction` 0.005 (1,000 steps of a run of 200,000):
-a guess; it is longer than any loss spike of the recordings and short against the window. `budget_fraction` 0.5,
-between `min_budget_fraction` 0.3 and `max_budget_fraction` 0.8: a guess, the owner's to make; with the exponent 0.28
-of Hoffmann et al. 2022 (arXiv 2203.15556), half of the tokens makes the token term of the loss 21 % larger.
-`min_decay_fraction` 0.1: shorter decays of a warmup-stable-decay schedule lose quality (Hägele et al. 2024, arXiv
-2405.18392, find 10 to 20 % enough). `mixture_to_decay` on.
+Defaults:
+
+| setting               | default | source |
+| --------------------- | ------- | --- |
+| `window_fraction`     | 0.25    | the definition of the node |
+| `critical_fraction`   | 0.005   | a guess: 1,000 steps of 200,000, longer than any spike of the recordings, short against the window |
+| `budget_fraction`     | 0.5     | a guess, the owner's to make: see below |
+| `min_budget_fraction` | 0.3     | a guess |
+| `max_budget_fraction` | 0.8     | a guess |
+| `min_decay_fraction`  | 0.1     | Hägele et al. 2024 (arXiv 2405.18392): shorter decays lose quality, 10 to 20 % is enough |
+| `mixture_to_decay`    | on      | the shorter run ends with the data that the decay was planned with |
+
+With the exponent 0.28 of Hoffmann et al. 2022 (arXiv 2203.15556), half of the tokens makes the token term of the loss
+21 % larger.
 
 Does not see: a run without a registered curve (`runwatch ladder register`); a divergence after the window, which is
 an incident of `ladder_deviation` for a person; NaN and spikes (`instability`).
@@ -26,13 +34,17 @@ The plan: `shorten_budget` cuts the token budget to the fraction of the card's b
 less than leaves room for the shortest allowed decay, rounded up to a whole number of checkpoint intervals; starts the
 learning-rate decay so that it ends there; and moves the data mixture to its decay-phase shares. So the run ends soon,
 with a decayed model that can be compared with the ladder, and the rest of the compute is free for the next attempt.
-It shows the final loss that the ladder predicts for the old and for the new budget. After the window it is refused,
-by the trainer too (`max_tokens` in the directive).
+The proposal shows the final loss that the ladder predicts for the old and for the new budget. After the window it is
+rejected, by the trainer too (`max_tokens` in the directive).
 
-What to do: meaning: this recipe does not scale as its ladder said, or something is broken. Impact: the final loss
-will miss the registered one. Diagnosis: `runwatch status RUN` for the checks that agree (a wrong learning rate shows
-in `plan_conformance`, bad data in the mixture, routing in `expert_balance`). Mitigation: `runwatch plan preview
-early_divergence`, then approve; or reject with a reason when the cause is known and can be cured by a rewind.
+What to do:
+
+- Meaning: this recipe does not scale as its ladder said, or something is broken.
+- Impact: the final loss will miss the registered one.
+- Diagnosis: `runwatch status RUN_DIR` shows the checks that agree: a wrong learning rate in `plan_conformance`, bad
+  data in the mixture, routing in `expert_balance`.
+- Mitigation: `runwatch plan preview RUN_DIR early_divergence`, then approve; or reject with a reason when the cause is
+  known and a rewind can cure it.
 """
 
 import math
@@ -80,7 +92,8 @@ def condition(world: World, settings: EarlyDivergenceSettings) -> Condition:
         return Condition(0.0, "ladder_deviation is not critical.")
     needed = settings.critical_fraction * world.planned.token_budget
     tokens = lasting.tokens if math.isfinite(lasting.tokens) else lasting.step * world.planned.tokens_per_step
-    reason = f"ladder_deviation has been critical for {tokens:,.0f} of {needed:,.0f} tokens ({lasting.step:,} steps)."
+    lasted = f"ladder_deviation has been critical for {tokens:,.0f} tokens ({lasting.step:,} steps)"
+    reason = f"{lasted}; the plan needs {needed:,.0f}."
     message = world.alerts["ladder_deviation"].message
     return Condition(min(1.0, tokens / needed), f"{reason} {message}", ("ladder_deviation",))
 
@@ -93,12 +106,14 @@ def propose(world: World, settings: EarlyDivergenceSettings) -> Proposal | Refus
     budget = whole_checkpoints(min(max(wanted, low), high), planned, up=True)
     if budget >= min(world.plan.token_budget, planned.token_budget):
         return Refusal(
-            f"a budget of {budget:,} tokens, the nearest whole number of checkpoint intervals, is no shorter than the "
+            f"a budget of {budget:,} tokens, the nearest whole number of checkpoint intervals, is not shorter than the "
             f"{world.plan.token_budget:,} in force."
         )
     cut, decay = fitted(world, budget, settings.min_decay_fraction)
     if decay.start_tokens > budget * (1 - settings.min_decay_fraction) + planned.tokens_per_step:
-        return Refusal(f"a budget of {budget:,} tokens leaves too little for a decay from {decay.start_tokens:,} on.")
+        return Refusal(
+            f"a budget of {budget:,} tokens leaves too few for a decay that starts at {decay.start_tokens:,}."
+        )
     actions: tuple[Action, ...] = (cut, decay)
     effects: tuple[str, ...] = fit_sentences(world, cut, decay)
     if settings.mixture_to_decay and dict(planned.decay_mixture) != dict(world.plan.mixture):
@@ -108,9 +123,9 @@ def propose(world: World, settings: EarlyDivergenceSettings) -> Proposal | Refus
 
 
 def exhausted(world: World, settings: EarlyDivergenceSettings) -> Proposal | Refusal:
-    """The plan has been carried out as often as it may: what could be done is done."""
+    """The plan has been carried out as often as allowed: nothing is left to do."""
     del world
-    return Refusal(f"the budget has been shortened {settings.max_executions} times, as often as it may.", settled=True)
+    return Refusal(f"the budget has been shortened {settings.max_executions} times, the most allowed.", settled=True)
 
 
 def _preconditions(world: World, cut: SetTokenBudget, settings: EarlyDivergenceSettings) -> Preconditions:

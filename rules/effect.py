@@ -58,11 +58,11 @@ def _shown(name: str, wanted: float, seen: Aftermath) -> str | None:
     value = seen.newest(name)
     if np.isclose(value, wanted, rtol=1e-6):
         return None
-    return f"{name} should read {wanted:,.10g} and {_reads(value)}."
+    return f"{name} should be {wanted:,.10g} but {_reads(value)}."
 
 
 def _reads(value: float) -> str:
-    return "was not seen" if np.isnan(value) else f"reads {value:,.10g}"
+    return "was not seen" if np.isnan(value) else f"is {value:,.10g}"
 
 
 def _lr_decay(action: plan.SetLrDecay, seen: Aftermath) -> str | None:
@@ -78,7 +78,7 @@ def _lr_decay(action: plan.SetLrDecay, seen: Aftermath) -> str | None:
     off = np.abs(rate[decaying] / rate[decaying][0] * wanted[0] - wanted) / wanted[0]
     if off[-1] <= LR_TOLERANCE:
         return None
-    return f"optim/learning_rate should fall with the new schedule; it is off by {off[-1]:.0%}."
+    return f"optim/learning_rate should follow the new schedule but is {off[-1]:.0%} off."
 
 
 def _decayed(tokens: NDArray[np.float64], action: plan.SetLrDecay, budget: int) -> NDArray[np.float64]:
@@ -100,13 +100,13 @@ def _share(name: str, share: float, seen: Aftermath) -> str | None:
     """None when the mean share is within three standard deviations of drawing that many sequences, and 0.02."""
     shares = seen.after.values(name)
     if len(shares) < MIXTURE_RECORDS:
-        return f"{name} was seen in {len(shares)} records; {MIXTURE_RECORDS} are needed."
+        return f"{name} was seen in only {len(shares)} records; {MIXTURE_RECORDS} are needed."
     sequences = len(shares) * max(seen.world.planned.sequences_per_step, 1)
     allowed = 0.02 + 3 * np.sqrt(share * (1 - share) / sequences)
     mean = float(np.mean(shares))
     if abs(mean - share) <= allowed:
         return None
-    return f"{name} should be {share:.2f} and is {mean:.2f} on average."
+    return f"{name} should be {share:.2f} but is {mean:.2f} on average."
 
 
 def _rewind(action: plan.Rewind, seen: Aftermath) -> str | None:
@@ -118,7 +118,7 @@ def _rewind(action: plan.Rewind, seen: Aftermath) -> str | None:
         return "The rewind has not started a new attempt."
     step = int(after.step[0])
     if not action.checkpoint_step < step <= action.checkpoint_step + 2:
-        return f"The run should go on after step {action.checkpoint_step:,} and went on at step {step:,}."
+        return f"The run should continue after step {action.checkpoint_step:,} but continued at step {step:,}."
     return _skipped(action, seen)
 
 
@@ -131,7 +131,7 @@ def _skipped(action: plan.Rewind, seen: Aftermath) -> str | None:
     wanted = earlier[-1] - (steps[-1] - action.checkpoint_step - action.skip_steps - 1) * batch
     if position[0] >= wanted - 1:
         return None
-    return f"data/position should have jumped to {wanted:,.0f} and reads {position[0]:,.0f}."
+    return f"data/position should have jumped to {wanted:,.0f} but is {position[0]:,.0f}."
 
 
 def _scale_lr(action: plan.ScaleLr, seen: Aftermath) -> str | None:
@@ -139,7 +139,7 @@ def _scale_lr(action: plan.ScaleLr, seen: Aftermath) -> str | None:
 
 
 def _setting(field: str, key: str) -> Callable[[Any, Aftermath], str | None]:
-    """A number of the plan that steps show as `plan/<key>`; a trainer that never says it is taken at its receipt's word."""
+    """A number of the plan that steps show as `plan/<key>`; where a trainer never reports it, its receipt counts."""
 
     def seen_setting(action: Any, seen: Aftermath) -> str | None:
         if not len(seen.after):
@@ -147,7 +147,7 @@ def _setting(field: str, key: str) -> Callable[[Any, Aftermath], str | None]:
         wanted, after = getattr(action, field), getattr(seen.receipt.after, key)
         if seen.world.recent.has(f"plan/{key}"):
             return _shown(f"plan/{key}", wanted, seen)
-        return None if np.isclose(wanted, after) else f"{key} should be {wanted:g}; the receipt says {after:g}."
+        return None if np.isclose(wanted, after) else f"{key} should be {wanted:g} but the receipt says {after:g}."
 
     return seen_setting
 
@@ -162,7 +162,7 @@ def _in_phase(*phases: Phase) -> Callable[[Any, Aftermath], str | None]:
     def seen_in_phase(action: Any, seen: Aftermath) -> str | None:
         del action
         names = " or ".join(phase.name.lower() for phase in phases)
-        return None if seen.world.phase in phases else f"The run should be {names}."
+        return None if seen.world.phase in phases else f"The run should be in phase {names}."
 
     return seen_in_phase
 

@@ -96,7 +96,7 @@ class Execution(Record):
     state: ExecutionState
     evidence: str
     checks: tuple[str, ...]
-    """The checks in alarm that justify it: when all of them have resolved, an undecided proposal is withdrawn."""
+    """The alerts that justify it: when all of them have resolved, an undecided proposal is withdrawn."""
     actions: tuple[Action, ...]
     effects: tuple[str, ...]
     """A sentence for each action: from what to what, and why so much."""
@@ -127,7 +127,7 @@ class Execution(Record):
 
     @property
     def calls_person(self) -> bool:
-        """Whether somebody must look now: it went wrong, no plan could be made, or it holds the run for a person."""
+        """Whether it pages a person: it went wrong, no plan could be made, or it pauses the run for a person."""
         holds = any(action.action == "pause" for action in self.actions)
         asks = self.state in (ExecutionState.PROPOSED, ExecutionState.REQUESTED)
         return self.state in ESCALATE or (holds and asks)
@@ -190,7 +190,7 @@ def from_control(directive: Directive, receipt: Receipt | None, rules: PlanRules
 
 
 class Decision(Record):
-    """What a person said to a proposal."""
+    """A person's decision on a proposal."""
 
     approved: bool
     by: str
@@ -200,7 +200,7 @@ class Decision(Record):
 
 @dataclass(frozen=True)
 class Event:
-    """An execution has changed: the sentence for the audit log and for people; `escalate` calls one."""
+    """An execution has changed: the sentence for the audit log and for people; `escalate` pages one."""
 
     execution: Execution
     was: ExecutionState | None

@@ -1,34 +1,45 @@
 """The run has become unstable and does not recover by itself.
 
 What it does: fires when `finite` is critical, or when `loss_spike` has been critical for a set number of records
-while `grad_norm` or `logit_growth` is in alarm too. The second witness tells an unstable optimizer from a bad batch
-that the loss will get over.
+while `grad_norm` or `logit_growth` is pending or firing too. The second check tells an unstable optimizer from a bad
+batch that the loss will recover from.
 
 Why it matters: after a NaN every further step is wasted (recording `gpt2-124m-three-attempts-nan`: 900 steps). Of a
-32B run about 5 % of the steps around 70,000 to 80,000 were spent in spikes or recovering from them (marin #1368).
+32B run about 5 % of the steps around 70,000 to 80,000 were spent in spikes or recovering from them (marin#1368).
 
-Fires when: `finite` critical; or `loss_spike` critical for `spike_records` without a break of more than five, and
-`grad_norm` or `logit_growth` pending or firing. Everywhere in the run.
+Fires when: `finite` is critical; or `loss_spike` is critical for `spike_records` without a break of more than five, and
+`grad_norm` or `logit_growth` is pending or firing. Everywhere in the run.
 
-Defaults: `spike_records` 20 (a guess: a spike that recovers does so within about ten records in the recordings).
-`margin_records` 10 before the onset, twice as many at each repeat: the state is damaged before the loss shows it
-(update norms spike first, marin #1368). `skip_margin_records` 10 past the newest bad record. PaLM (Chowdhery et al.
-2022, arXiv 2204.02311, section 5.1) went back about 100 steps and skipped 200 to 500 batches, and the spikes did not
-return. `lr_factor` 0.8 each time: OPT-175B (Zhang et al. 2022, arXiv 2205.01068) lowered it at restarts; the size is
-a guess. `max_executions` 3: the three-failure budget of the seed run's launch contract (marin #7929).
+Defaults:
+
+| setting               | default     | source |
+| --------------------- | ----------- | --- |
+| `spike_records`       | 20 records  | a guess: in the recordings a spike that recovers does so within about ten records |
+| `margin_records`      | 10 records  | the state is damaged before the loss shows it: update norms spike first (marin#1368) |
+| `skip_margin_records` | 10 records  | a guess: see below |
+| `lr_factor`           | 0.8         | OPT-175B (Zhang et al. 2022, arXiv 2205.01068) lowered it at restarts; the size is a guess |
+| `max_executions`      | 3           | the three-failure budget of the seed run's launch contract (marin#7929) |
+| `cooldown_records`    | 30 records  | a guess |
+| `verify_records`      | 100 records | a guess |
+
+Both margins double with each execution. PaLM (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1) went back about
+100 steps and skipped 200 to 500 batches, and the spikes did not return.
 
 Does not see: a loss that drifts away without spiking (`early_divergence`); collapsed routing (`routing_collapse`).
 
 The plan: `rewind_and_skip` returns to the newest checkpoint that is complete, finite and older than the onset (not
-than the alarm) by the margin; leaves out the batches from there until past the newest bad record; and scales the
-learning rate. Checks judge the new attempt without the superseded records. When it has been carried out
-`max_executions` times and the run is unstable again, `early_divergence` takes over inside its window; after it the
-run is paused and a person is called.
+than the alert) by the margin; skips the batches from there until past the newest bad record; and scales the learning
+rate. Checks judge the new attempt without the superseded records. When it has been carried out `max_executions` times
+and the run is unstable again, `early_divergence` takes over inside its window; after the window the run is paused and
+a person is paged.
 
-What to do: meaning: the optimizer state or the parameters are damaged. Impact: no step since the onset is worth its
-cost. Diagnosis: `runwatch status RUN`: which check was first; `data/sample_fingerprint` names the batch. Mitigation:
-approve the rewind; if it comes back at the same batch, look at the data; if at another one, at the learning rate and
-the logit z-loss weight.
+What to do:
+
+- Meaning: the optimizer state or the parameters are damaged.
+- Impact: no step since the onset is worth its cost.
+- Diagnosis: `runwatch status RUN_DIR` shows which check fired first; `data/sample_fingerprint` names the batch.
+- Mitigation: approve the rewind. If the trouble comes back at the same batch, look at the data; if at another one, at
+  the learning rate and the logit z-loss weight.
 """
 
 import numpy as np
@@ -74,10 +85,12 @@ def condition(world: World, settings: InstabilitySettings) -> Condition:
         return Condition(0.0, "finite and loss_spike are not critical.")
     progress = min(1.0, (lasting.step + 1) / settings.spike_records)
     witnesses = tuple(name for name in WITNESSES if name in world.alerts and world.alerts[name].alive)
-    reason = f"loss_spike has been critical for {lasting.step + 1} of {settings.spike_records} records"
+    reason = f"loss_spike has been critical for {lasting.step + 1} records; the plan needs {settings.spike_records}"
     if not witnesses:
-        return Condition(min(progress, 0.9), f"{reason}; {' and '.join(WITNESSES)} are quiet.", ("loss_spike",))
-    reason = f"{reason}, with {' and '.join(witnesses)} in alarm. {world.alerts['loss_spike'].message}"
+        reason = f"{reason} and an alert of {' or '.join(WITNESSES)}."
+        return Condition(min(progress, 0.9), reason, ("loss_spike",))
+    states = " and ".join(f"{name} is {world.alerts[name].state.value}" for name in witnesses)
+    reason = f"{reason}; {states}. {world.alerts['loss_spike'].message}"
     return Condition(progress, reason, ("loss_spike", *witnesses))
 
 
@@ -88,17 +101,15 @@ def propose(world: World, settings: InstabilitySettings) -> Proposal | Refusal:
     target = first - settings.margin_records * doubled
     good = [checkpoint for checkpoint in surviving(world) if checkpoint.step <= target]
     if not good:
-        return Refusal(f"no complete and finite checkpoint is at step {target:,} or before; a person decides.")
+        return Refusal(f"there is no complete, finite checkpoint at or before step {target:,}; a person must decide.")
     back = max(good, key=lambda checkpoint: checkpoint.step)
     skip = max(newest - back.step, 0) + settings.skip_margin_records * doubled
     rewind = Rewind(checkpoint_step=back.step, skip_steps=skip)
-    go = (
-        f"Back from step {world.step:,} to the checkpoint of step {back.step:,}, {first - back.step:,} steps before the"
-    )
+    go = f"Rewind from step {world.step:,} to the checkpoint of step {back.step:,}, {first - back.step:,} steps before"
     scale = world.plan.lr_scale * settings.lr_factor
     effects = (
-        f"{go} onset at step {first:,}; the next {skip:,} batches are left out.",
-        f"Learning rate times {settings.lr_factor:g}, to {scale:g} of the schedule's.",
+        f"{go} the onset at step {first:,}; skip the next {skip:,} batches.",
+        f"Multiply the learning rate by {settings.lr_factor:g}, to {scale:g} of the schedule.",
     )
     return Proposal(
         (rewind, ScaleLr(factor=settings.lr_factor)),
@@ -112,8 +123,8 @@ def exhausted(world: World, settings: InstabilitySettings) -> Proposal | Refusal
     """What comes after the last rewind: `early_divergence` inside its window, a pause for a person after it."""
     del settings
     if handed_on(world):
-        return Refusal("the rewinds are used up; early_divergence takes over.", settled=True)
-    effect = f"The run holds at the next step boundary: {rewinds(world)} rewinds have not made it stable."
+        return Refusal("no rewinds are left; early_divergence takes over.", settled=True)
+    effect = f"Pause the run at the next step boundary: {rewinds(world)} rewinds have not made it stable."
     return Proposal((Pause(),), (effect,), Preconditions(attempt=world.attempt))
 
 

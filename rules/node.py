@@ -15,7 +15,7 @@ from runwatch.rules.world import World, spent
 
 @dataclass(frozen=True)
 class Condition:
-    """How far a node's condition is met: 1 holds, 0 nothing of it. `checks` are those in alarm that count for it."""
+    """How far a node's condition is met: 1 fully, 0 not at all. `checks` are the alerts that count for it."""
 
     progress: float
     reason: str
@@ -39,7 +39,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why the plan cannot be made now; a person is called unless it is `settled`: another node takes over, or it is done."""
+    """Why the plan cannot be made now; pages a person unless it is `settled`: another node takes over, or it is done."""
 
     reason: str
     settled: bool = False
@@ -50,7 +50,7 @@ class Node:
     """One written-down risk.
 
     `window` gives the fractions of the token budget between which it may fire. `condition` and `propose` are pure
-    functions of the world and of the node's settings; `recovered` says whether the run is well after the plan, and
+    functions of the world and of the node's settings; `recovered` says whether the run has recovered after the plan, and
     `exhausted` what comes when the plan has been carried out as often as allowed. Of two plans that are due at once the
     one of lower `rank` goes first: it costs less.
     """
@@ -73,7 +73,7 @@ class Node:
 
 
 class NodeState(StrEnum):
-    """How a node stands."""
+    """The state of a node."""
 
     QUIET = "quiet"
     ARMED = "armed"
@@ -84,7 +84,7 @@ class NodeState(StrEnum):
 
 @dataclass(frozen=True)
 class NodeVerdict:
-    """A node's state with the sentence that says why; `proposal` is there when it fires and nothing is under way.
+    """A node's state with the sentence that says why; `proposal` is there when it fires and no plan is in progress.
 
     `needs_person`: the condition holds and no plan can be made.
     """
@@ -100,7 +100,7 @@ class NodeVerdict:
 
 
 def evaluate(node: Node, world: World, settings: PlanRules) -> NodeVerdict:
-    """How `node` stands in `world`."""
+    """The state of `node` in `world`."""
 
     def verdict(state: NodeState, reason: str, condition: Condition, **more: Any) -> NodeVerdict:
         return NodeVerdict(node.name, node.plan, state, reason, condition.progress, condition.checks, **more)
@@ -147,20 +147,20 @@ def _outside(node: Node, world: World, settings: PlanRules) -> str | None:
 def guard(node: Node, world: World, settings: PlanRules) -> str | None:
     """What forbids any plan now, or None."""
     if not world.plans_enabled:
-        return "plans are switched off; `runwatch plan enable` switches them on."
+        return "plans are disabled; enable them with `runwatch plan enable`."
     if world.plan.paused:
-        return "the run is paused; a person decides how it goes on."
+        return "the run is paused; a person must decide how it continues."
     other = next((one for one in world.executions if one.open), None)
     if other is not None and not _yields(other, settings):
-        return f"{other.id} is under way, and one plan at a time is carried out."
+        return f"{other.id} is in progress, and only one plan runs at a time."
     last = [one for one in world.executions if one.node == node.name and one.state not in _NO_COOLDOWN]
     if last and (rest := cooldown(last[-1], world, settings)) > 0:
-        return f"{last[-1].id} was {last[-1].state.replace('_', ' ')} a short time ago; {rest} records remain."
+        return f"{last[-1].id} was {last[-1].state.replace('_', ' ')} recently; the cooldown lasts {rest} more records."
     return None
 
 
 _NO_COOLDOWN = (ExecutionState.SUPERSEDED, ExecutionState.UNPLANNED)
-"""Nothing was asked of the trainer, and nobody has said no."""
+"""Nothing was requested of the trainer, and nobody has rejected anything."""
 
 
 def cooldown(last: Execution, world: World, settings: PlanRules) -> int:
@@ -184,4 +184,4 @@ def _proposal(node: Node, world: World, settings: PlanRules) -> Proposal | Refus
         return node.propose(world, settings)
     if node.exhausted is not None:
         return node.exhausted(world, settings)
-    return Refusal(f"{node.plan} has been carried out {settings.max_executions} times, as often as the card allows.")
+    return Refusal(f"{node.plan} has been carried out {settings.max_executions} times, the most the card allows.")

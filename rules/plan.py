@@ -137,7 +137,7 @@ class Preconditions(Record):
     def broken_by(self, attempt: str, tokens: float) -> str | None:
         """Why a run in this attempt at these tokens may not carry the plan out, or None."""
         if self.attempt is not None and attempt != self.attempt:
-            return f"it was meant for attempt {self.attempt}, and the run is in attempt {attempt}"
+            return f"it was made for attempt {self.attempt}, but the run is in attempt {attempt}"
         if self.min_tokens is not None and tokens < self.min_tokens:
             return f"the run is at {tokens:,.0f} tokens, before {self.min_tokens:,}"
         if self.max_tokens is not None and tokens > self.max_tokens:

@@ -7,25 +7,36 @@ Why it matters: a dropped token is trained on without its experts, and an expert
 context extension from 4K to 65K the drop rate went from 7 % to 40 % and the extension had to be taken back (design of
 runwatch, from the seed run's predecessors); 3 % is normal at a capacity factor of 1.15.
 
-Fires when: `token_drop` or `expert_balance` critical for `critical_records` without a break of more than five
+Fires when: `token_drop` or `expert_balance` is critical for `critical_records` without a break of more than five
 records. Everywhere in the run.
 
-Defaults: `critical_records` 50: a guess; the first hundred steps of a healthy run drop 10 % for a moment (marin
-#8435). `context_lengths` none: back to the card's context length, or to half of it when that is in force.
-`capacity_increase` 1.25 and `max_capacity_factor` 2: GShard (Lepikhin et al. 2020, arXiv 2006.16668) trains at 2, the
-seed run at 1.15. `balance_increase` 2 and `max_balance_rate` 0.1: guesses; DeepSeek-V3 (arXiv 2412.19437) uses a rate
-of 0.001.
+Defaults:
 
-Does not see: a router that is unbalanced below the checks' limits; loss spikes that come of it (`instability`).
+| setting               | default     | source |
+| --------------------- | ----------- | --- |
+| `critical_records`    | 50 records  | a guess; the first hundred steps of a healthy run drop 10 % for a moment (marin#8435) |
+| `context_lengths`     | none        | back to the card's context length, or to half of it when that is in force |
+| `min_context_length`  | 16 tokens   | a guess |
+| `capacity_increase`   | 1.25        | a guess: see `max_capacity_factor` |
+| `max_capacity_factor` | 2           | GShard (Lepikhin et al. 2020, arXiv 2006.16668) trains at 2, the seed run at 1.15 |
+| `balance_increase`    | 2           | a guess |
+| `max_balance_rate`    | 0.1         | a guess; DeepSeek-V3 (arXiv 2412.19437) uses a rate of 0.001 |
+| `max_executions`      | 2           | a guess |
+| `verify_records`      | 200 records | a guess |
+
+Does not see: a router that is unbalanced below the limits of the checks; loss spikes that come of it (`instability`).
 
 The plan: `retreat_context` goes back to the next shorter context length (shorter sequences repeat themselves less, so
 fewer of their tokens want the same expert at once), raises the capacity factor so that fewer tokens are dropped
 meanwhile, and raises the rate at which the router bias evens out the load. It counts as recovered when neither check
 is critical any more.
 
-What to do: meaning: routing has collapsed, mostly after a change of context, data or transport. Impact: the experts
-learn from fewer tokens; throughput may fall too. Diagnosis: was a change made shortly before (`runwatch status RUN`)?
-`moe/layers/*` tells the layer. Mitigation: approve the retreat; go forward again in smaller steps.
+What to do:
+
+- Meaning: routing has collapsed, mostly after a change of context, data or transport.
+- Impact: the experts learn from fewer tokens; throughput may fall too.
+- Diagnosis: was a change made shortly before (`runwatch status RUN_DIR`)? `moe/layers/*` tells the layer.
+- Mitigation: approve the retreat; then extend the context again in smaller steps.
 """
 
 from pydantic import Field
@@ -71,13 +82,13 @@ def condition(world: World, settings: RoutingCollapseSettings) -> Condition:
         return Condition(0.0, "token_drop and expert_balance are not critical.")
     longest = max(lasting, key=lambda name: lasting[name].step)
     records = lasting[longest].step + 1
-    reason = f"{longest} has been critical for {records:,} of {settings.critical_records:,} records. "
+    reason = f"{longest} has been critical for {records:,} records; the plan needs {settings.critical_records:,}. "
     progress = min(1.0, records / settings.critical_records)
     return Condition(progress, reason + world.alerts[longest].message, tuple(lasting))
 
 
 def propose(world: World, settings: RoutingCollapseSettings) -> Proposal | Refusal:
-    """`retreat_context`: whichever of its three parts still has room."""
+    """`retreat_context`: those of its three parts that still have room."""
     plan = world.plan
     context = _context(world, settings)
     capacity = min(plan.capacity_factor * settings.capacity_increase, settings.max_capacity_factor)
@@ -91,7 +102,7 @@ def propose(world: World, settings: RoutingCollapseSettings) -> Proposal | Refus
     if balance > plan.balance_rate:
         found.append((SetBalanceRate(rate=balance), _up("Balance rate", plan.balance_rate, balance)))
     if not found:
-        return Refusal("context length, capacity factor and balance rate are at their bounds; a person decides.")
+        return Refusal("context length, capacity factor and balance rate are at their bounds; a person must decide.")
     actions, sentences = tuple(action for action, _ in found), tuple(sentence for _, sentence in found)
     return Proposal(actions, sentences, Preconditions(attempt=world.attempt))
 

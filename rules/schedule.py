@@ -43,7 +43,7 @@ def fit_sentences(world: World, budget: SetTokenBudget, decay: SetLrDecay) -> tu
     old = world.plan
     share, decaying = budget.tokens / world.planned.token_budget, 1 - decay.start_tokens / budget.tokens
     total = f"Token budget from {old.token_budget:,} to {budget.tokens:,} tokens ({share:.0%} of the card's)."
-    start = f"Learning-rate decay from {decay.start_tokens:,} tokens (was {old.decay_start_tokens:,})"
+    start = f"Learning-rate decay from {decay.start_tokens:,} tokens on (was {old.decay_start_tokens:,})"
     return total, f"{start}, over {decaying:.0%} of the budget, to {decay.final_fraction:g} of the peak."
 
 

@@ -1,4 +1,4 @@
-"""The run is too slow for its deadline, or stands still again and again.
+"""The run is too slow for its deadline, or stalls repeatedly.
 
 What it does: fires when the projected end passes the card's deadline even at the optimistic end of the sustained
 throughput, when `throughput` has been critical for a set number of records, or when `progress` has been critical for
@@ -12,21 +12,32 @@ early.
 Fires when: as above. The projection is (token budget - tokens) / sustained tokens per second, pauses, evaluations and
 restarts included, with its 95 % interval. Everywhere in the run.
 
-Defaults: `critical_records` 100 and `stalled_seconds` 900 (the seed run ends a task after 15 minutes without a loss,
-marin #7929). `reserve_fraction` 0.02 of the remaining time is kept back for the last checkpoint: a guess.
-`min_budget_fraction` 0.5 of the card's budget: a guess. `min_decay_fraction` 0.1 (the same paper). `restart_command`
-none, `restart_after_stalls` 2.
+Defaults:
 
-Does not see: a slow machine without a deadline in the card (`throughput` tells it; there is nothing to re-plan).
+| setting                | default     | source |
+| ---------------------- | ----------- | --- |
+| `critical_records`     | 100 records | a guess |
+| `stalled_seconds`      | 900 s       | the seed run ends a task after 15 minutes without a loss (marin#7929) |
+| `reserve_fraction`     | 0.02        | a guess: the share of the remaining time that is kept for the last checkpoint |
+| `min_budget_fraction`  | 0.5         | a guess |
+| `min_decay_fraction`   | 0.1         | Hägele et al. 2024 (arXiv 2405.18392) |
+| `restart_command`      | none        | from the card |
+| `restart_after_stalls` | 2           | a guess |
+| `max_executions`       | 3           | a guess |
 
-The plan: `fit_to_deadline` sets the token budget to what the remaining time pays for at the pessimistic end of the
-sustained throughput, rounded down to whole checkpoint intervals, and the decay so that it ends there. A run that
-stands still cannot read directives: at the second stall the `restart_command` of the node's settings is run (a list
-of arguments, no shell), or a person is called when there is none.
+Does not see: a slow machine without a deadline in the card: `throughput` fires, but there is nothing to re-plan.
 
-What to do: meaning: fewer tokens a second than planned, or none. Impact: the budget will not be reached in time.
-Diagnosis: `runwatch status RUN`: step time against sustained rate tells a slow step from long pauses. Mitigation:
-cure the machine; if that takes longer than the deadline allows, approve the shorter budget.
+The plan: `fit_to_deadline` sets the token budget to what the remaining time allows at the pessimistic end of the
+sustained throughput, rounded down to whole checkpoint intervals, and the decay so that it ends there. A stalled run
+cannot read directives: at the second stall the daemon runs the `restart_command` of the node's settings (a list of
+arguments, no shell); without one, `progress` has paged a person.
+
+What to do:
+
+- Meaning: fewer tokens a second than planned, or none.
+- Impact: the budget will not be reached in time.
+- Diagnosis: `runwatch status RUN_DIR`: step time against sustained rate tells a slow step from long pauses.
+- Mitigation: repair the machine; if that takes longer than the deadline allows, approve the shorter budget.
 """
 
 from dataclasses import dataclass
@@ -56,7 +67,7 @@ class ThroughputShortfallSettings(PlanRules):
     min_decay_fraction: float = Field(default=0.1, gt=0, lt=1)
     """Share of the new budget that the decay takes at least."""
     restart_command: tuple[str, ...] = ()
-    """Program and arguments that restart a run that stands still."""
+    """Program and arguments that restart a stalled run."""
     restart_after_stalls: int = Field(default=2, ge=1)
     """At which stall of the run it is restarted."""
 
@@ -90,7 +101,7 @@ def _stalled(world: World, settings: ThroughputShortfallSettings) -> Condition:
     if lasting is None:
         return Condition(0.0, "The run makes progress, and its projected end is before the deadline, if it has one.")
     seconds = max(lasting.time, 0.0)
-    reason = f"progress has been critical for {seconds:,.0f} of {settings.stalled_seconds:,.0f} s. "
+    reason = f"progress has been critical for {seconds:,.0f} s; the plan needs {settings.stalled_seconds:,.0f} s. "
     return Condition(
         min(1.0, seconds / settings.stalled_seconds), reason + world.alerts["progress"].message, ("progress",)
     )
@@ -115,7 +126,7 @@ def _slow(world: World, settings: ThroughputShortfallSettings) -> Condition:
         return Condition(0.0, "throughput is not critical.")
     records = lasting.step + 1
     progress = min(1.0, records / settings.critical_records)
-    reason = f"throughput has been critical for {records:,} of {settings.critical_records:,} records. "
+    reason = f"throughput has been critical for {records:,} records; the plan needs {settings.critical_records:,}. "
     found = projection(world)
     in_time = found is not None and found.late <= 0
     said = "The deadline still holds." if in_time else world.alerts["throughput"].message
@@ -123,25 +134,25 @@ def _slow(world: World, settings: ThroughputShortfallSettings) -> Condition:
 
 
 def propose(world: World, settings: ThroughputShortfallSettings) -> Proposal | Refusal:
-    """A restart when the run stands still, else `fit_to_deadline`."""
+    """A restart when the run is stalled, else `fit_to_deadline`."""
     if _stalled(world, settings).progress >= 1:
         return _restart(world, settings)
     rate, deadline = world.throughput, world.planned.deadline
     if deadline is None:
-        return Refusal("the card has no deadline to fit the budget to; a person decides.")
+        return Refusal("the card has no deadline to fit the budget to; a person must decide.")
     if rate is None or rate.low <= 0:
         return Refusal("the sustained throughput is not known yet.")
     return _fit(world, settings, rate, deadline)
 
 
 def _restart(world: World, settings: ThroughputShortfallSettings) -> Proposal | Refusal:
-    """Nobody is called when there is none: `progress` calls already, whose alert this is."""
+    """Without one nobody is paged: the alert of `progress` has paged already."""
     stalls = world.alerts["progress"].lives
     if not settings.restart_command:
-        reason = "a run that stands still reads no directive, and no restart_command is set; a person decides."
+        reason = "a stalled run reads no directives, and no restart_command is set; a person must decide."
         return Refusal(reason, settled=True)
     if stalls < settings.restart_after_stalls:
-        reason = f"this is stall {stalls}; the run is restarted at stall {settings.restart_after_stalls}."
+        reason = f"this is stall {stalls}; the restart comes at stall {settings.restart_after_stalls}."
         return Refusal(reason, settled=True)
     return Proposal((), (f"Run {' '.join(settings.restart_command)}",), command=settings.restart_command)
 
@@ -151,13 +162,13 @@ def _fit(world: World, settings: ThroughputShortfallSettings, rate: Throughput, 
     seconds = max(deadline - world.now, 0.0) * (1 - settings.reserve_fraction)
     budget = whole_checkpoints(world.tokens + rate.low * seconds, planned, up=False)
     if budget >= world.plan.token_budget:
-        return Refusal("the remaining time pays for the whole budget; there is nothing to re-plan.")
+        return Refusal("the remaining time is enough for the whole budget; there is nothing to re-plan.")
     if budget < settings.min_budget_fraction * planned.token_budget or budget <= next_step(world):
         share = budget / planned.token_budget
-        return Refusal(f"the remaining time pays for {share:.0%} of the card's budget only; a person decides.")
+        return Refusal(f"the remaining time is enough for only {share:.0%} of the card's budget; a person must decide.")
     cut, decay = fitted(world, budget, settings.min_decay_fraction)
     sentences = fit_sentences(world, cut, decay)
-    paid = f"{seconds / DAY:.1f} days at {rate.low:,.0f} tokens per second, the slow end of its range, pay for it."
+    paid = f"That is {seconds / DAY:.1f} days at {rate.low:,.0f} tokens per second, the slow end of the range."
     return Proposal(
         (cut, decay),
         (f"{sentences[0]} {paid}", sentences[1]),

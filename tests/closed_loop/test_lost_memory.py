@@ -98,7 +98,7 @@ def test_the_kill_switch_and_what_was_declared_outlive_the_database(begin: Begin
         again.tick(trainer.train(20))
     assert again.last_tick is not None
     verdict = next(one for one in again.last_tick.nodes if one.node == "instability")
-    assert "plans are switched off" in verdict.reason
+    assert "plans are disabled" in verdict.reason
     assert states(again) == {}
     with again.store.transaction() as tx:
         assert [one["step"] for one in tx.load().declarations] == [900]

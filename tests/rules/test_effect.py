@@ -90,7 +90,7 @@ SETTINGS = (
 def test_a_setting_that_the_receipt_claims_and_the_steps_do_not_show_is_missed(action: Action) -> None:
     (sentence,) = missing_effects([action], receipt(action), world(630))
     assert sentence.startswith("plan/")
-    assert " should read " in sentence
+    assert " should be " in sentence
 
 
 @pytest.mark.parametrize("action", SETTINGS, ids=lambda action: action.action)
@@ -116,7 +116,7 @@ def test_a_learning_rate_that_does_not_fall_is_missed() -> None:
     flat = Column(np.full(len(at.recent), 0.01), np.ones(len(at.recent), bool))
     at = replace(at, recent=replace(at.recent, columns={**at.recent.columns, "optim/learning_rate": flat}))
     (sentence,) = missing_effects(actions, receipt(*actions), at)
-    assert "should fall" in sentence
+    assert "should follow the new schedule" in sentence
 
 
 def test_a_noisy_mixture_is_seen_by_its_mean_and_too_few_records_say_nothing() -> None:
@@ -142,7 +142,7 @@ def rewound(first: int = 501, position: int = 6_210, attempt: int = 1, rows: int
     [
         (rewound(), None),
         (rewound(attempt=0), "new attempt"),
-        (rewound(first=601), "went on at step 601"),
+        (rewound(first=601), "continued at step 601"),
         (rewound(position=5_010), "should have jumped to 6,210"),
         (world(RECEIPT_STEP), "No step was trained"),
     ],

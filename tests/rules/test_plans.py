@@ -80,7 +80,7 @@ def test_shorten_budget_is_refused_after_the_window_and_when_nothing_can_be_cut(
     at = replace(diverged(40), planned=short, plan=short.plan_state())
     refused = planned("early_divergence", at)
     assert isinstance(refused, Refusal)
-    assert "no shorter" in refused.reason
+    assert "not shorter" in refused.reason
 
 
 def test_a_mixture_that_is_in_force_already_is_not_set_again() -> None:
@@ -158,7 +158,7 @@ def test_without_a_checkpoint_before_the_onset_a_person_is_needed() -> None:
     at = unstable(step=90, onset=60)
     verdict = evaluate(NODES["instability"], at, at.settings["instability"])
     assert verdict.needs_person
-    assert "no complete and finite checkpoint is at step 50 or before" in verdict.reason
+    assert "no complete, finite checkpoint at or before step 50" in verdict.reason
 
 
 def rewound(times: int, **changed: object) -> World:
@@ -321,10 +321,10 @@ def test_fit_to_deadline_plans_with_the_slow_end_and_rounds_down() -> None:
     ("at", "reason"),
     [
         (hurried(30), "nothing to re-plan"),
-        (hurried(1), "a person decides"),
+        (hurried(1), "a person must decide"),
         (replace(hurried(2), throughput=None), "not known yet"),
         (world(), "no deadline"),
-        (hurried(-1), "a person decides"),
+        (hurried(-1), "a person must decide"),
     ],
 )
 def test_fit_to_deadline_is_refused(at: World, reason: str) -> None:
