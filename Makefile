@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.jax-cache
 
-.PHONY: demo test quick lint setup wheel-test services dashboards clean
+.PHONY: demo test quick lint setup wheel-test services dashboards runbooks clean
 
 demo: setup
 	$(BIN)/runwatch demo
@@ -34,6 +34,10 @@ lint: setup
 
 wheel-test: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" deploy/wheel-test
+
+# The pages in docs/runbooks, from the docstrings of checks and nodes.
+runbooks: setup
+	$(BIN)/runwatch explain --all --write docs/runbooks
 
 # Prometheus, Alertmanager and Chromium for the tests that need the real ones (Debian, Ubuntu).
 services:

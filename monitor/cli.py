@@ -11,31 +11,34 @@ import click
 from runwatch.monitor.commands.options import FAILED, USAGE, Failure, LazyGroup
 
 LAZY = {
-    "amend": ("runwatch.monitor.commands.amend:command", "Say who changed the run card after launch, and why."),
-    "audit": ("runwatch.monitor.commands.audit:audit", "Verify the audit log's chain of hashes."),
-    "backtest": ("runwatch.monitor.commands.backtest:command", "What the checks would have said of a run on disk."),
+    "amend": ("runwatch.monitor.commands.amend:command", "Record who changed the run card after launch, and why."),
+    "audit": ("runwatch.monitor.commands.audit:audit", "Print the audit log, or verify its chain of hashes."),
+    "backtest": ("runwatch.monitor.commands.backtest:command", "Run the checks over a recorded run."),
     "declare": (
         "runwatch.monitor.commands.declare:command",
-        "Announce a planned change, so that checks re-base there.",
+        "Declare a planned change, so that the affected checks reset their baseline.",
     ),
-    "demo": ("runwatch.monitor.commands.demo:demo", "Train, break it, and watch the plan be carried out."),
-    "drill": ("runwatch.monitor.commands.drill:command", "Break a run of its own and see that every link holds."),
-    "explain": ("runwatch.monitor.commands.explain:command", "What a check or risk node does, why, and what to do."),
+    "demo": ("runwatch.monitor.commands.demo:demo", "Train a small model, inject a fault, and watch the plan respond."),
+    "drill": (
+        "runwatch.monitor.commands.drill:command",
+        "Inject faults into a throwaway run and check every step of the response.",
+    ),
+    "explain": ("runwatch.monitor.commands.explain:command", "Explain a check or risk node, and what to do about it."),
     "ladder": ("runwatch.monitor.commands.ladder:ladder", "Train, fit and register the scaling ladder."),
-    "plan": ("runwatch.monitor.commands.plan:plan", "Fallback plans: list, preview, approve, reject, switch off."),
-    "report": ("runwatch.monitor.commands.report:report_command", "The public page of a run, as HTML and as Markdown."),
-    "signals": ("runwatch.monitor.commands.signals:signals", "The canonical signals and what others call them."),
-    "status": ("runwatch.monitor.commands.status:status", "How a watched run stands; exits 0, 1 or 2."),
+    "plan": ("runwatch.monitor.commands.plan:plan", "List, preview, approve, reject or disable fallback plans."),
+    "report": ("runwatch.monitor.commands.report:report_command", "Write the public page of a run, HTML and Markdown."),
+    "signals": ("runwatch.monitor.commands.signals:signals", "List the canonical signals and their aliases."),
+    "status": ("runwatch.monitor.commands.status:status", "Show the status of a watched run; exits 0, 1 or 2."),
     "train": ("runwatch.monitor.commands.train:train", "Train with the reference trainer."),
     "validate": ("runwatch.monitor.commands.validate:validate", "Check a run card, or a whole run directory."),
-    "watch": ("runwatch.monitor.commands.watch:watch", "Watch a run: judge, tell, direct, serve metrics and pages."),
+    "watch": ("runwatch.monitor.commands.watch:watch", "Watch a run: check, alert, act, serve metrics and pages."),
 }
 
 
 @click.group(cls=LazyGroup, lazy=LAZY, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="runwatch")
 def cli() -> None:
-    """Watch a training run, judge it with twelve checks, and carry out the plans that were written down with it."""
+    """Watch a training run, judge it with health checks, and carry out the fallback plans that were written for it."""
 
 
 def main() -> None:

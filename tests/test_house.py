@@ -54,6 +54,8 @@ def test_a_check_has_its_headings_in_order_and_a_scenario_table(name: str) -> No
     assert -1 not in places, f"{name} lacks {HEADINGS[places.index(-1)]}"
     assert places == sorted(places)
     assert re.match(r"^[A-Z].*\.\n\n", docs), "the first line is one full sentence"
+    actions = re.findall(r"^- (\w+):", docs.partition("What to do:")[2], re.MULTILINE)
+    assert actions == ["Meaning", "Impact", "Diagnosis", "Mitigation"]
     assert (ROOT / "tests" / "checks" / f"test_{name}.py").exists()
 
 

@@ -15,9 +15,9 @@ from runwatch.monitor.daemon.amendments import AmendError, amend
 @click.option("--reason", required=True, help="Why; it goes into the audit log and the report.")
 @database_option
 def command(run_dir: Path, by: str, reason: str, database: str | None) -> None:
-    """Sign a change of the run card after launch: edit run.yaml, then say who did it and why."""
+    """Sign a change of the run card after launch: edit run.yaml, then record who changed it and why."""
     if not run_dir.is_dir():
-        raise Failure(f"{run_dir} is no directory", USAGE)
+        raise Failure(f"{run_dir} is not a directory", USAGE)
     store = open_run(run_dir, database)
     try:
         click.echo(amend(store, run_dir, by, reason))

@@ -13,7 +13,7 @@ from runwatch.monitor.store import audit as chain
 
 @click.group()
 def audit() -> None:
-    """The audit log: every decision, append-only and sealed row by row."""
+    """Print or verify the audit log: every decision, append-only, each row sealed with a hash."""
 
 
 @audit.command()
@@ -32,7 +32,7 @@ def verify(run_dir: Path, database: str | None) -> None:
     if found:
         raise Failure(found)
     head = f"; head {rows[-1].hash}" if rows else ""
-    click.echo(f"{len(rows):,} rows are whole and in order{head}")
+    click.echo(f"{len(rows):,} rows are intact and in order{head}")
 
 
 @audit.command()
@@ -49,7 +49,7 @@ def show(run_dir: Path, database: str | None) -> None:
 def _differ(rows: list[Any], copied: list[Any], mirror: Path) -> str | None:
     for row, copy in zip(rows, copied, strict=False):
         if row != copy:
-            return f"{mirror}: row {row.seq} is not what the database holds"
+            return f"{mirror}: row {row.seq} differs from the database"
     if len(copied) > len(rows):
         return f"{mirror} has {len(copied)} rows, the database {len(rows)}: rows were removed from the database"
     return None

@@ -1,4 +1,4 @@
-"""`runwatch backtest`: what the checks would have said of a run that is on disk, in the terminal, as JSON, as a page."""
+"""`runwatch backtest`: the verdicts of the checks on a recorded run, in the terminal, as JSON, as a page."""
 
 import sys
 import time
@@ -31,13 +31,13 @@ PIPED_WIDTH = 160
 
 @click.command("backtest")
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...", type=click.Path(path_type=Path))
-@click.option("--map", "maps", multiple=True, metavar="OURS=THEIRS", help="Read our signal from their column.")
+@click.option("--map", "maps", multiple=True, metavar="OURS=THEIRS", help="Read a canonical signal from a column.")
 @click.option("--unit", "units", multiple=True, metavar="SIGNAL=UNIT", help="percent, ratio, ms, s or a factor.")
-@click.option("--card", type=click.Path(path_type=Path), help="Run card; of a run directory its own run.yaml.")
+@click.option("--card", type=click.Path(path_type=Path), help="Run card [run.yaml of a run directory].")
 @click.option("--set", "overrides", multiple=True, metavar="CHECK.SETTING=VALUE", help="Change one setting.")
 @click.option("--json", "json_file", is_flag=False, flag_value="-", metavar="[FILE]", help="JSON to FILE or stdout.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a self-contained page with plots.")
-@click.option("--follow", is_flag=True, help="Stay with a run that is still being written; stop with Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Follow a run that is still being written; stop with Ctrl-C.")
 def command(
     sources: tuple[Path, ...],
     maps: tuple[str, ...],
@@ -48,9 +48,9 @@ def command(
     html: Path | None,
     follow: bool,
 ) -> None:
-    """Judge finished or running runs: run directories, CSV, JSONL, W&B, TensorBoard, trainer_state.json, text logs.
+    """Run the checks over recorded runs: run directories, CSV, JSONL, W&B, TensorBoard, trainer_state.json, text logs.
 
-    Exits with 0 when nothing was found, 1 after warnings, 2 after a critical incident, 64 or more on wrong use.
+    Exits with 0 without incidents, 1 after warnings, 2 after a critical incident, 64 or more on wrong use.
     """
     try:
         naming = Naming.parse(maps, units)
@@ -108,7 +108,7 @@ def context(path: Path, card: Path | None, overrides: Sequence[str]) -> tuple[Ma
 
 
 def applied_directives(run_dir: Path) -> tuple[Applied, ...]:
-    """What the trainer of a run directory was told and has done, oldest first; files that cannot be read are not."""
+    """The directives that the trainer has applied, oldest first; files that cannot be read are left out."""
     found: list[Applied] = []
     for path in sorted((run_dir / "control" / "receipts").glob("*.json")):
         try:
@@ -138,7 +138,7 @@ def _overridden(settings: Mapping[str, Settings], words: Sequence[str]) -> dict[
 
 
 def show(result: Result, out: Console, err: Console) -> None:
-    """The table of incidents on `out`; what a reader should know of the source on `err`."""
+    """The table of incidents on `out`; warnings about the source on `err`."""
     for warning in result.loaded.warnings:
         err.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
     loaded = result.loaded
@@ -179,7 +179,7 @@ def _write_page(results: Sequence[Result], target: Path) -> None:
     try:
         from runwatch.monitor.report.figures import backtest_page  # noqa: PLC0415 - matplotlib is an extra and slow to import
     except ImportError:
-        _fail("The page needs plots; install the extra: pip install 'runwatch[plots]'.", USAGE)
+        _fail("The page needs matplotlib; install the extra: pip install 'runwatch[plots]'.", USAGE)
     target.write_text(backtest_page(results), encoding="utf-8")
     Console(stderr=True).print(f"Wrote {target}", markup=False, highlight=False)
 
@@ -187,11 +187,11 @@ def _write_page(results: Sequence[Result], target: Path) -> None:
 def follow_source(
     sources: Sequence[Path], naming: Naming, settings: Mapping[str, Settings], planned: Sequence[Change]
 ) -> Level:
-    """Judge one growing source as it grows, and say when a check fires, turns critical, or resolves."""
+    """Judge one growing source as it grows, and say when an incident opens, turns critical or resolves."""
     from runwatch.monitor.engine.follow import Following  # noqa: PLC0415 - the live path is needed here only
 
     if len(sources) != 1:
-        raise SourceError("--follow takes one source.")
+        raise SourceError("--follow takes exactly one source.")
     following = Following(Source(sources[0], naming), settings, planned)
     console = Console()
     try:

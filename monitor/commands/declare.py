@@ -1,4 +1,4 @@
-"""`runwatch declare`: a planned change is announced, so that checks judge anew from there instead of firing."""
+"""`runwatch declare`: a planned change is declared, so that the affected checks reset their baseline instead of firing."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ CHANGES: Mapping[str, tuple[str, ...]] = {
 
 
 def rebased(declaration: Declaration) -> list[str]:
-    """The checks that judge anew from the declared step on."""
+    """The checks that reset their baseline at the declared step."""
     change = Change(declaration.step, declaration.signals)
     return [name for name, check in all_checks().items() if change.touches(check.signals)]
 
@@ -32,9 +32,9 @@ def rebased(declaration: Declaration) -> list[str]:
 @click.command("declare")
 @run_dir_argument
 @click.option("--step", type=click.IntRange(min=0), required=True, help="First step of the change.")
-@click.option("--change", "kinds", type=click.Choice(list(CHANGES)), multiple=True, help="What is changed.")
-@click.option("--signal", "names", multiple=True, help="A signal, or a family of them, that it moves as well.")
-@click.option("--reason", required=True, help="What is changed and why.")
+@click.option("--change", "kinds", type=click.Choice(list(CHANGES)), multiple=True, help="What changes.")
+@click.option("--signal", "names", multiple=True, help="Another signal, or a family of signals, that it affects.")
+@click.option("--reason", required=True, help="What changes and why.")
 @by_option
 @database_option
 def command(
@@ -46,16 +46,16 @@ def command(
     by: str,
     database: str | None,
 ) -> None:
-    """Announce a planned change at a step: checks that read what it moves judge anew from there on."""
+    """Declare a planned change at a step: checks that read what it affects reset their baseline there."""
     if not run_dir.is_dir():
-        raise Failure(f"{run_dir} is no directory", USAGE)
+        raise Failure(f"{run_dir} is not a directory", USAGE)
     signals = tuple(dict.fromkeys([*(signal for kind in kinds for signal in CHANGES[kind]), *names]))
     if not signals:
-        raise click.UsageError(f"say what moves: --change ({', '.join(CHANGES)}) or --signal NAME")
+        raise click.UsageError(f"say what it affects: --change ({', '.join(CHANGES)}) or --signal NAME")
     try:
         declaration = Declaration(step=step, signals=signals, reason=reason)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     status = read_status(run_dir)
     click.echo(declare(open_run(run_dir, database), declaration, by, status["run"]["step"] if status else None))
-    click.echo(f"Judged anew from there on: {', '.join(rebased(declaration)) or 'no check, since none reads these'}.")
+    click.echo(f"Checks that reset there: {', '.join(rebased(declaration)) or 'none, since no check reads these'}.")

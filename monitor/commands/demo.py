@@ -1,4 +1,4 @@
-"""`runwatch demo`: the main job in a few minutes."""
+"""`runwatch demo`: what runwatch does, in a few minutes."""
 
 import sys
 import time
@@ -13,10 +13,10 @@ from runwatch.monitor.drill.demo import demo as play
 
 @click.command()
 @click.argument("run_dir", type=click.Path(path_type=Path), required=False)
-@click.option("--listen", default="127.0.0.1:9464", metavar="HOST:PORT", help="Where the status page is served.")
+@click.option("--listen", default="127.0.0.1:9464", metavar="HOST:PORT", help="Where to serve the status page.")
 def demo(run_dir: Path | None, listen: str) -> None:
-    """Train a small mixture of experts, break it, and watch the plan be carried out (under five minutes)."""
+    """Train a small mixture of experts, inject a fault, and watch the plan respond (under five minutes)."""
     target = run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     if target.exists():
-        raise Failure(f"{target} exists: name another directory", USAGE)
+        raise Failure(f"{target} already exists: name another directory", USAGE)
     sys.exit(play(target, listen, Console()))

@@ -1,4 +1,4 @@
-"""`runwatch drill`: break a run of its own on purpose and see whether every link from the fault to the recovery holds."""
+"""`runwatch drill`: inject faults into a throwaway run and check every step from the fault to the recovery."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ AT_ONCE = 2
 BROKEN = 1
 PIPED_WIDTH = 200
 SAY_SECONDS = 10.0
-"""A drill says how far it is no more often than this."""
+"""A drill reports its progress no more often than this."""
 
 Say = Callable[[str], None]
 Play = Callable[[Drill, Say], Found]
@@ -33,9 +33,9 @@ Play = Callable[[Drill, Say], Found]
 
 @click.command("drill")
 @click.argument("names", nargs=-1, required=True, metavar="FAULT...|all")
-@click.option("--no-train", is_flag=True, help="Replay telemetry in the shape of --card; nothing is trained.")
+@click.option("--no-train", is_flag=True, help="Replay telemetry in the shape of --card; train nothing.")
 @click.option("--card", type=click.Path(path_type=Path), help="The run card to replay (with --no-train).")
-@click.option("--step-seconds", type=click.FloatRange(min=0, min_open=True), help="What a step of that run takes.")
+@click.option("--step-seconds", type=click.FloatRange(min=0, min_open=True), help="Step time of that run.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Keep the run directories here (a new directory).")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the matrix as JSON.")
 @click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write the matrix as a page.")
@@ -48,15 +48,15 @@ def command(
     json_file: Path | None,
     html_file: Path | None,
 ) -> None:
-    """Break a short training (or a replay of your card) and check alert, node, plan, directive, receipt and recovery.
+    """Inject faults into a short training (or a replay of your card) and check alert, node, plan, directive, receipt and recovery.
 
-    Exits with 0 when every owed link was seen and 1 when one is missing, naming it.
+    Exits with 0 when every expected step was seen, and with 1 naming those that were not.
     """
     if no_train != (card is not None):
         raise click.UsageError("--no-train and --card go together: a drill that trains has a card of its own")
     chosen = _chosen(names)
     if run_dir is not None and run_dir.exists():
-        raise Failure(f"{run_dir} exists: name a new directory", USAGE)
+        raise Failure(f"{run_dir} already exists: name a new directory", USAGE)
     console, began = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH), time.monotonic()
     with ExitStack() as stack:
         folder = run_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="runwatch-drill-")))
@@ -74,12 +74,12 @@ def command(
 
 
 def tell(drilled: Sequence[Drilled], seconds: float, console: Console) -> int:
-    """Print the matrix and each missing link; the exit code."""
+    """Print the matrix and each missing step; the exit code."""
     console.print(table(drilled))
     broken = sentences(drilled)
     for sentence in broken:
         console.print(sentence, style="bold red", markup=False)
-    verdict = f"{len(broken)} links are missing" if broken else "every owed link is there"
+    verdict = f"{len(broken)} missing" if broken else "every expected step was seen"
     console.print(f"{len(drilled)} drills in {seconds:.0f} s: {verdict}.")
     return BROKEN if broken else 0
 
@@ -87,12 +87,12 @@ def tell(drilled: Sequence[Drilled], seconds: float, console: Console) -> int:
 def _chosen(names: Sequence[str]) -> list[Drill]:
     wanted = list(DRILLS) if "all" in names else list(dict.fromkeys(names))
     if unknown := [name for name in wanted if name not in DRILLS]:
-        raise click.UsageError(f"no drill {', '.join(unknown)}; there are all, {', '.join(DRILLS)}")
+        raise click.UsageError(f"unknown drill {', '.join(unknown)}; choose from all, {', '.join(DRILLS)}")
     return [DRILLS[name] for name in wanted]
 
 
 class Progress:
-    """Progress: a line when something begins or ends, and in between every now and then."""
+    """Progress: a line when something begins or ends, and now and then in between."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -109,7 +109,7 @@ class Progress:
 def _player(
     folder: Path, receiver: Receiver, card: Path | None, step_seconds: float | None, progress: Progress
 ) -> tuple[tuple[str, ...], Play]:
-    """What is different from a real run, in sentences, and how one drill is run."""
+    """What differs from a real run, in sentences, and how to run one drill."""
     try:
         if card is not None:
             replayed = prepared(card, step_seconds)
@@ -135,7 +135,7 @@ def run_all(drills: Sequence[Drill], play: Play, progress: Progress) -> list[Dri
         except TrainingError as failed:
             error = str(failed)
         done = Drilled(drill, found, time.monotonic() - began, error)
-        progress.say(f"{drill.name} done", f"{done.seconds:.0f} s, {'held' if done.held else 'BROKEN'}")
+        progress.say(f"{drill.name} done", f"{done.seconds:.0f} s, {'passed' if done.held else 'FAILED'}")
         return done
 
     with ThreadPoolExecutor(AT_ONCE) as pool:

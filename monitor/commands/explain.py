@@ -11,12 +11,12 @@ from runwatch.monitor.show.explain import explanation, markdown, names
 
 @click.command("explain")
 @click.argument("name", required=False)
-@click.option("--all", "every", is_flag=True, help="Every check and node.")
+@click.option("--all", "every", is_flag=True, help="Explain every check and node.")
 @click.option("--write", type=click.Path(path_type=Path, file_okay=False), help="Write Markdown pages into a folder.")
 def command(name: str | None, every: bool, write: Path | None) -> None:
-    """What a check or a risk node does, why, and what to do when it fires."""
+    """Explain a check or a risk node: what it does, why, and what to do when it fires."""
     if bool(name) == every:
-        raise click.UsageError(f"give one name, or --all; names are {', '.join(names())}")
+        raise click.UsageError(f"give one name, or --all; the names are {', '.join(names())}")
     for one in [name] if name else names():
         text = explanation(one)
         if text is None:

@@ -1,4 +1,4 @@
-"""`runwatch ladder`: train small runs, fit them, register what they predict for the main run, and look at it."""
+"""`runwatch ladder`: train small runs, fit them, register what they predict for the main run, and draw it."""
 
 import json
 import os
@@ -35,7 +35,7 @@ rungs_argument = click.argument("rungs", type=path_type, metavar="RUNGS.json")
 
 @click.group()
 def ladder() -> None:
-    """Small runs of the same recipe, which tell before launch how the main run's loss will go."""
+    """Train small runs of the same recipe and predict from them, before launch, the loss of the main run."""
 
 
 @ladder.command(
@@ -68,7 +68,7 @@ def fit_command(rungs: Path, held_out: bool, json_file: Path | None) -> None:
 
 
 def described(fitted: Fit, held: HeldOut | None) -> list[str]:
-    """A fit in words."""
+    """A fit, described for people."""
     sharp = fitted.surface.sharpness > 1
     formula = "E + ((A / N^alpha)^p + (B / t^beta)^p)^(1/p)" if sharp else "E + A / N^alpha + B / t^beta"
     lines = [f"Loss at N parameters and t tokens, at constant rate: {formula}"]
@@ -77,12 +77,12 @@ def described(fitted: Fit, held: HeldOut | None) -> list[str]:
         if name != "sharpness" or sharp:
             lines.append(f"  {SYMBOLS[name]:<6}{values[name]:>14.6g}   ({low:.4g} to {high:.4g})")
     lines.append(
-        f"The decay takes off {fitted.gain[-1]:.4f} nats at its end; rungs lie {fitted.misfit[0]:.4f} nats about the fit, and "
-        f"{fitted.misfit[1]:.4f} within their decay."
+        f"The decay lowers the loss by {fitted.gain[-1]:.4f} nats at its end; the rungs scatter by {fitted.misfit[0]:.4f} nats around the "
+        f"fit, and by {fitted.misfit[1]:.4f} within their decay."
     )
     if fitted.shared.nats.any():
         lines.append(
-            f"The data order that the rungs share moves the loss by {fitted.shared.nats.std():.4f} nats, all sizes alike."
+            f"The data order that the rungs share moves the loss of all sizes alike, by {fitted.shared.nats.std():.4f} nats."
         )
     lines.append(f"\n{'rung':<16}{'parameters':>14}{'tokens':>18}{'final loss':>12}{'fitted':>10}{'residual':>10}")
     for rung in fitted.rungs:
@@ -96,8 +96,8 @@ def _held_sentence(held: HeldOut) -> str:
     reached = abs(held.error) <= WANTED_ERROR and held.inside >= WANTED_INSIDE
     return (
         f"Held out: {held.rung} ended at {held.measured:.4f}, {held.error:+.4f} nats from the {held.predicted:.4f} that the "
-        f"other rungs predict; {held.inside:.0%} of its course lies inside the 95 % band. Wanted: {WANTED_ERROR} nats and "
-        f"{WANTED_INSIDE:.0%}: {'reached' if reached else 'missed'}."
+        f"other rungs predict; {held.inside:.0%} of its course lies inside the 95 % band. The goal of {WANTED_ERROR} nats and "
+        f"{WANTED_INSIDE:.0%} is {'met' if reached else 'missed'}."
     )
 
 
@@ -127,10 +127,12 @@ def as_json(fitted: Fit, held: HeldOut | None) -> dict[str, Any]:
 @ladder.command("register", short_help="Write the predicted curve into a run card.")
 @rungs_argument
 @click.option("--card", type=path_type, required=True, metavar="run.yaml", help="The card to write the curve into.")
-@click.option("--amend", is_flag=True, help="Change a registered curve, or register after launch; it is logged.")
+@click.option("--amend", is_flag=True, help="Change a registered curve, or register after launch; this is logged.")
 @click.option("--by", metavar="NAME", help="Who amends it.")
-@click.option("--reason", metavar="TEXT", help="Why; it goes into the card and the audit log.")
-@click.option("--run", "run_dir", type=path_type, metavar="RUN_DIR", help="Whose audit log [the card's own run].")
+@click.option("--reason", metavar="TEXT", help="Why; recorded in the card and the audit log.")
+@click.option(
+    "--run", "run_dir", type=path_type, metavar="RUN_DIR", help="The run whose audit log to use [the card's]."
+)
 @click.option("--database", metavar="URL", help="As given to `runwatch watch`.")
 def register_command(
     rungs: Path,
@@ -143,7 +145,7 @@ def register_command(
 ) -> None:
     """Write the predicted curve with its band into a run card, before launch. Nothing else in the card changes."""
     if amend and not (by and reason):
-        raise Failure("--amend needs --by NAME and --reason TEXT: an amendment says who and why", USAGE)
+        raise Failure("--amend needs --by NAME and --reason TEXT: an amendment records who and why", USAGE)
     try:
         change = Change(by, reason) if amend and by and reason else None
         section, remarks = prepare(card, rungs, change)
@@ -169,7 +171,7 @@ def _amend(card: Path, section: dict[str, Any], change: Change, run_dir: Path | 
         write(card, section)
         return
     if not home.is_dir():
-        raise Failure(f"{home} is no directory", USAGE)
+        raise Failure(f"{home} is not a directory", USAGE)
     store = open_run(home, database)
     sentence = f"{change.by} amended the ladder's registered curve: {change.reason}"
     was = section["amendments"][-1]["was"]
@@ -182,18 +184,18 @@ def _amend(card: Path, section: dict[str, Any], change: Change, run_dir: Path | 
         store.close()
 
 
-@ladder.command("verify", short_help="Is a registered curve still what was written?")
+@ladder.command("verify", short_help="Verify that a registered curve is unchanged.")
 @rungs_argument
 @click.option("--card", type=path_type, required=True, metavar="run.yaml", help="The card that holds the curve.")
 def verify_command(rungs: Path, card: Path) -> None:
-    """Whether a registered curve and its rungs are still what was written; exits with 1 if not."""
+    """Verify that a registered curve and its rungs are unchanged since registration; exits with 1 if not."""
     try:
         unchanged = verify(card, rungs)
     except LadderError as error:
         raise Failure(str(error)) from error
     if not unchanged:
-        raise Failure(f"{card}: the hash does not fit: the section or {rungs} was changed after registration", 1)
-    click.echo(f"{card}: as registered")
+        raise Failure(f"{card}: the hash does not match: the section or {rungs} was changed after registration", 1)
+    click.echo(f"{card}: unchanged since registration")
 
 
 @ladder.command("show", short_help="Draw rungs, fit, prediction and a live run.")
@@ -202,7 +204,7 @@ def verify_command(rungs: Path, card: Path) -> None:
 @click.option("--png", type=path_type, metavar="FILE", help="Write the picture as PNG.")
 @click.option("--html", type=path_type, metavar="FILE", help="Write one page with picture and table.")
 def show_command(rungs: Path, run_dir: Path | None, png: Path | None, html: Path | None) -> None:
-    """Rungs, fit, prediction with band, the live run, and grad norm and drop rate over scale."""
+    """Draw the rungs, the fit, the prediction with its band, the live run, and grad norm and drop rate over scale."""
     try:
         fitted = fit(read_rungs(rungs))
         lines = described(fitted, None)
@@ -224,7 +226,7 @@ def _draw(fitted: Fit, lines: list[str], run_dir: Path | None, png: Path | None,
     figure = picture(fitted, None if run_dir is None else live_run(run_dir))
     if png:
         figure.savefig(png, dpi=130)
-        click.echo(f"{png} written")
+        click.echo(f"Wrote {png}")
     if html:
         html.write_text(page(figure, lines), encoding="utf-8")
-        click.echo(f"{html} written")
+        click.echo(f"Wrote {html}")

@@ -15,7 +15,7 @@ EXITS = {"healthy": 0, "degraded": 1, "critical": 2}
 """Exit codes by the health of a run."""
 
 by_option = click.option("--by", required=True, default=lambda: os.environ.get("USER"), help="Your name [your login].")
-database_option = click.option("--database", metavar="URL", help="As given to `runwatch watch`.")
+database_option = click.option("--database", metavar="URL", help="The --database of `runwatch watch`, if it has one.")
 run_dir_argument = click.argument("run_dir", type=click.Path(path_type=Path), metavar="RUN_DIR")
 
 

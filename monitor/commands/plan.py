@@ -1,4 +1,4 @@
-"""`runwatch plan`: look at fallback plans, decide on what waits, switch them off."""
+"""`runwatch plan`: list fallback plans, approve or reject a proposal, disable them all."""
 
 from pathlib import Path
 
@@ -10,24 +10,24 @@ from runwatch.monitor.commands.store import open_run, read_run
 from runwatch.monitor.store.store import Store
 from runwatch.rules import Execution
 
-reason_option = click.option("--reason", required=True, help="Why; it goes into the audit log.")
+reason_option = click.option("--reason", required=True, help="Why; recorded in the audit log.")
 
 
 LAZY = {
-    "preview": ("runwatch.monitor.commands.preview:preview_command", "What a node's plan would do now, or at a point.")
+    "preview": ("runwatch.monitor.commands.preview:preview_command", "Show what a node's plan would do now, or later.")
 }
 
 
 @click.group(cls=LazyGroup, lazy=LAZY)
 def plan() -> None:
-    """Fallback plans: what was proposed and done, what would be done, and your decision."""
+    """List, preview, approve, reject or disable fallback plans."""
 
 
 @plan.command("list")
 @run_dir_argument
 @database_option
 def list_executions(run_dir: Path, database: str | None) -> None:
-    """Every execution of a plan, newest first."""
+    """List every execution of a plan, newest first."""
     with read_run(run_dir, database).transaction() as tx:
         executions, enabled = tx.executions(), tx.setting("plans_enabled", "true") == "true"
     if not enabled:
@@ -57,7 +57,7 @@ def described(execution: Execution) -> str:
 @reason_option
 @database_option
 def approve(run_dir: Path, execution_id: str, by: str, reason: str, database: str | None) -> None:
-    """Let a proposed plan be carried out."""
+    """Approve a proposed plan."""
     _decide(open_run(run_dir, database), execution_id, approved=True, by=by, reason=reason)
 
 
@@ -68,7 +68,7 @@ def approve(run_dir: Path, execution_id: str, by: str, reason: str, database: st
 @reason_option
 @database_option
 def reject(run_dir: Path, execution_id: str, by: str, reason: str, database: str | None) -> None:
-    """Turn a proposed plan down."""
+    """Reject a proposed plan."""
     _decide(open_run(run_dir, database), execution_id, approved=False, by=by, reason=reason)
 
 
@@ -89,7 +89,7 @@ def _decide(store: Store, execution_id: str, *, approved: bool, by: str, reason:
 @reason_option
 @database_option
 def disable(run_dir: Path, by: str, reason: str, database: str | None) -> None:
-    """Kill switch: no directive is requested until plans are enabled again, also after a restart."""
+    """Disable all plans (kill switch): no directive is requested until they are enabled again, also after a restart."""
     click.echo(switch_plans(open_run(run_dir, database), enabled=False, by=by, reason=reason))
 
 
@@ -99,5 +99,5 @@ def disable(run_dir: Path, by: str, reason: str, database: str | None) -> None:
 @reason_option
 @database_option
 def enable(run_dir: Path, by: str, reason: str, database: str | None) -> None:
-    """Let plans be carried out again."""
+    """Enable plans again."""
     click.echo(switch_plans(open_run(run_dir, database), enabled=True, by=by, reason=reason))

@@ -1,4 +1,4 @@
-"""`runwatch plan preview`: what a node's plan would do; nothing is done."""
+"""`runwatch plan preview`: what a node's plan would do; nothing is carried out."""
 
 import sys
 import time
@@ -15,15 +15,15 @@ from runwatch.monitor.store.store import StoreError
 from runwatch.rules import Proposal, Refusal, World, all_nodes
 
 NOT_PROPOSED = 1
-"""Exit code when the plan would not be made."""
+"""Exit code when the plan would not be proposed."""
 
 
 @click.command("preview")
 @click.argument("words", nargs=-1, required=True, metavar="[RUN_DIR] NODE")
 @click.option("--at", "share", metavar="PERCENT", help="At this share of the token budget in force, such as 12%.")
-@click.option("--card", type=click.Path(path_type=Path), help="A run card instead of a run directory.")
+@click.option("--card", type=click.Path(path_type=Path), help="Use a run card instead of a run directory.")
 @click.option("--tokens-per-second", "rate", type=click.FloatRange(min=0, min_open=True), help="Speed, with --card.")
-@click.option("--png", "png_file", type=click.Path(path_type=Path), help="Write the picture.")
+@click.option("--png", "png_file", type=click.Path(path_type=Path), help="Write the picture as PNG.")
 @click.option("--html", "html_file", type=click.Path(path_type=Path), help="Write a page with the picture.")
 @database_option
 def preview_command(
@@ -35,7 +35,7 @@ def preview_command(
     html_file: Path | None,
     database: str | None,
 ) -> None:
-    """What NODE's plan would do now, or at another point of the run; nothing is done.
+    """Show what NODE's plan would do now, or at another point of the run; nothing is carried out.
 
     RUN_DIR is the current directory unless given. Exits with 1 when the plan would not be proposed, and says why.
     """
@@ -58,14 +58,14 @@ def fraction(share: str) -> float:
     """A share such as `12%` or `0.12`.
 
     Raises:
-        click.UsageError: it is none, or not between 0 and 100 %.
+        click.UsageError: it is not a share, or not between 0 and 100 %.
     """
     try:
         value = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
     except ValueError as error:
         raise click.UsageError(f"--at {share}: write a share such as 12% or 0.12") from error
     if not 0 <= value <= 1:
-        raise click.UsageError(f"--at {share}: a share lies between 0 and 100%")
+        raise click.UsageError(f"--at {share}: a share must be between 0 and 100%")
     return value
 
 
@@ -78,7 +78,7 @@ def _world_of_card(card: Path, rate: float | None) -> World:
 
 def _world_of_run(run_dir: Path, database: str | None) -> World:
     if not run_dir.is_dir():
-        raise Failure(f"{run_dir} is no directory", USAGE)
+        raise Failure(f"{run_dir} is not a directory", USAGE)
     try:
         world = gather(run_dir, database).world
     except (SourceError, StoreError) as error:
@@ -101,7 +101,7 @@ def _write(found: Preview, png_file: Path | None, html_file: Path | None) -> Non
             click.echo(f"Wrote {html_file}", err=True)
     except ImportError as error:
         raise Failure(
-            "The picture needs plots; install the extra: pip install 'runwatch[plots]'.", UNAVAILABLE
+            "The picture needs matplotlib; install the extra: pip install 'runwatch[plots]'.", UNAVAILABLE
         ) from error
     except OSError as error:
         raise Failure(f"{error.filename}: {error.strerror}", USAGE) from error

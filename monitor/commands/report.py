@@ -20,12 +20,12 @@ from runwatch.monitor.store.store import StoreError
 )
 @database_option
 def report_command(run_dir: Path, html_file: Path | None, markdown_file: Path | None, database: str | None) -> None:
-    """The public page of the run in RUN_DIR: what was registered, what fired, what was decided and what came of it.
+    """Write the public page of the run in RUN_DIR: what was registered, what fired, what was decided, and the outcome.
 
-    Written as one HTML file and as Markdown for an issue comment; with one of the options, only that one.
+    It comes as one HTML file and as Markdown for an issue comment; with one of the options, only that one.
     """
     if not run_dir.is_dir():
-        raise Failure(f"{run_dir} is no directory", USAGE)
+        raise Failure(f"{run_dir} is not a directory", USAGE)
     if html_file is None and markdown_file is None:
         name = run_dir.resolve().name  # the run directory is read, and may be another's
         html_file, markdown_file = Path(f"{name}.html"), Path(f"{name}.md")

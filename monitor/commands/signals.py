@@ -11,7 +11,7 @@ from runwatch.checks.signals import FAMILIES, VOCABULARY
 
 @click.command()
 def signals() -> None:
-    """The canonical signals, their units, and what other trainers call them."""
+    """List the canonical signals, their units, and their names in other trainers."""
     table = Table("signal", "unit", "meaning", "also read from", box=None)
     for signal in VOCABULARY.values():
         table.add_row(signal.name, signal.unit, signal.meaning, ", ".join(signal.aliases))

@@ -14,7 +14,7 @@ from runwatch.monitor.show.status import Status, StatusError, read_status
 from runwatch.monitor.show.terminal import render
 
 OLD_SECONDS = 30.0
-"""A status older than this is not the daemon's word of now."""
+"""A status older than this is out of date."""
 
 
 def _watched(run_dir: Path) -> Status:
@@ -29,19 +29,27 @@ def _watched(run_dir: Path) -> Status:
 
 
 def silence(status: Status, now: float) -> str | None:
-    """That the daemon is silent, and since when; a run that has finished needs none."""
+    """How long ago the daemon last reported, where that is too long; a finished run needs no daemon."""
     age = now - float(status["daemon"]["tick"])
     if age <= OLD_SECONDS or status["run"]["phase"] == "finished":
         return None
-    return f"The daemon has been silent for {age:,.0f} s: this is how the run stood then."
+    return f"The daemon last reported {_ago(age)} ago; this is the status at that time."
+
+
+def _ago(seconds: float) -> str:
+    """A time span in its largest unit, such as `72 days`."""
+    for name, size in (("day", 86_400.0), ("hour", 3_600.0), ("minute", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {name}s"
+    return f"{seconds:.0f} s"
 
 
 @click.command()
 @run_dir_argument
-@click.option("--json", "as_json", is_flag=True, help="The whole document, as /api/status serves it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole document, as /api/status serves it.")
 @click.option("--watch", "follow", is_flag=True, help="Stay, and show each change.")
 def status(run_dir: Path, as_json: bool, follow: bool) -> None:
-    """How the run in RUN_DIR stands. Exits with 0 healthy, 1 degraded or nobody watching, 2 critical."""
+    """Show the status of the run in RUN_DIR. Exits with 0 healthy, 1 degraded or not watched any more, 2 critical."""
     found = _watched(run_dir)
     console = Console(width=None if sys.stdout.isatty() else 160)
     if as_json:

@@ -28,7 +28,7 @@ def read_run(run_dir: Path, database: str | None) -> Store:
 
 def _opened(how: Callable[[str, str], Store], run_dir: Path, database: str | None) -> Store:
     if not run_dir.is_dir():
-        raise Failure(f"{run_dir} is no directory", USAGE)
+        raise Failure(f"{run_dir} is not a directory", USAGE)
     try:
         return how(database or sqlite_url(run_dir), run_name(run_dir))
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""`runwatch validate`: every mistake of a run card, or of a whole run directory, with its place and its remedy."""
+"""`runwatch validate`: every mistake in a run card, or in a whole run directory, with its place and its remedy."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ from runwatch.monitor.read.run_directory import RunReader
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="CARD|RUN_DIR")
 def validate(path: Path) -> None:
-    """Check a run card; of a run directory also its telemetry and receipts. Every mistake with file, line and remedy."""
+    """Check a run card, or a run directory with its telemetry and receipts. Names file, line and remedy of every mistake."""
     if not path.exists():
         raise Failure(f"{path} does not exist", USAGE)
     console = Console(stderr=True, soft_wrap=True)
@@ -46,6 +46,6 @@ def _run_mistakes(run_dir: Path) -> list[str]:
     receipts = receipts_of(run_dir)
     receipts.read()
     click.echo(
-        f"{reader.records:,} records, {len(reader.attempts)} attempts, {reader.malformed:,} lines left out", err=True
+        f"{reader.records:,} records, {len(reader.attempts)} attempts, {reader.malformed:,} lines skipped", err=True
     )
     return [str(problem) for problem in (*reader.problems, *receipts.problems.values())]

@@ -22,10 +22,10 @@ log = logging.getLogger("runwatch")
 
 @click.command()
 @run_dir_argument
-@click.option("--listen", metavar="HOST:PORT", help="Where metrics and the status page are served [127.0.0.1:9464].")
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="runwatch.yaml; RUN_DIR's unless given.")
-@click.option("--database", metavar="URL", help="SQLAlchemy URL; RUN_DIR/.runwatch/state.db unless given.")
-@click.option("--once", is_flag=True, help="One tick, then exit with 0, 1 or 2 by the run's health.")
+@click.option("--listen", metavar="HOST:PORT", help="Where to serve metrics and the status page [127.0.0.1:9464].")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="Settings [RUN_DIR/runwatch.yaml].")
+@click.option("--database", metavar="URL", help="SQLAlchemy URL [RUN_DIR/.runwatch/state.db].")
+@click.option("--once", is_flag=True, help="Run one tick, then exit with 0, 1 or 2 by the run's health.")
 @click.option("--verbose", is_flag=True, help="Log every tick.")
 def watch(
     run_dir: Path, listen: str | None, config_file: Path | None, database: str | None, once: bool, verbose: bool
@@ -53,7 +53,7 @@ def _once(daemon: Daemon) -> int:
 
 
 def health(daemon: Daemon) -> int:
-    """The exit code for how the run stands."""
+    """The exit code for the health of the run."""
     return EXITS[daemon.watch.status["health"]] if daemon.watch.status else EXITS["degraded"]
 
 
@@ -78,7 +78,7 @@ def _until_told(daemon: Daemon, config: DaemonConfig) -> int:
 
 def _settings(run_dir: Path, config_file: Path | None, listen: str | None, database: str | None) -> DaemonConfig:
     if not run_dir.is_dir():
-        raise Failure(f"{run_dir} is no directory; give the run's directory (docs/run-directory.md)", USAGE)
+        raise Failure(f"{run_dir} is not a directory; give the run's directory (docs/run-directory.md)", USAGE)
     try:
         return settings(run_dir, config_file, listen, database)
     except (ConfigError, ValueError) as error:

@@ -5,7 +5,7 @@ import re
 from runwatch.checks import all_checks
 from runwatch.rules import all_nodes
 
-HEADING = re.compile(r"^([A-Z][A-Za-z ]+):\s*(\w?)", re.MULTILINE)
+HEADING = re.compile(r"(?<=\n\n)([A-Z][A-Za-z ]+):\s*(\w?)")
 
 
 def names() -> list[str]:

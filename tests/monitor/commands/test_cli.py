@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import scripted
@@ -16,6 +17,7 @@ from scripted import ScriptedTrainer
 from runwatch.checks import all_checks
 from runwatch.monitor.cli import LAZY, cli
 from runwatch.monitor.commands.options import DATA, UNAVAILABLE, USAGE, Failure
+from runwatch.monitor.commands.status import silence
 from runwatch.monitor.daemon.watched_run import Watch
 from runwatch.rules import all_nodes
 
@@ -100,7 +102,15 @@ def test_the_status_of_a_silent_daemon_is_degraded_and_says_since_when(
     monkeypatch.setattr(time, "time", lambda: trainer.clock + 4000)
     result = run("status", trainer.run_dir)
     assert result.exit_code == 1
-    assert "silent for 4,000 s" in result.output
+    assert "last reported 66 minutes ago" in result.output
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ago"), [(31.0, "31 s"), (7_199.0, "119 minutes"), (7_200.0, "2 hours"), (6_295_720.0, "72 days")]
+)
+def test_how_long_ago_the_daemon_last_reported_is_said_in_the_largest_unit(seconds: float, ago: str) -> None:
+    status: Any = {"daemon": {"tick": 1_000.0}, "run": {"phase": "train"}}
+    assert silence(status, 1_000.0 + seconds) == f"The daemon last reported {ago} ago; this is the status at that time."
 
 
 def test_validate_accepts_a_good_run_and_names_every_mistake_of_a_bad_one(trainer: ScriptedTrainer) -> None:
@@ -158,7 +168,7 @@ def test_a_tampered_mirror_is_found(trainer: ScriptedTrainer, open_watch: WatchO
     assert run("audit", "verify", trainer.run_dir).exit_code == 0
     mirror.write_text(mirror.read_text().replace("critical", "harmless", 1))
     result = run("audit", "verify", trainer.run_dir)
-    assert "is not what the database holds" in result.output
+    assert "differs from the database" in result.output
     assert result.exit_code != 0
 
 
@@ -170,7 +180,7 @@ def test_a_declaration_of_an_unknown_signal_is_refused(trainer: ScriptedTrainer)
 
 
 def test_explain_prints_the_docstring_and_suggests_a_name() -> None:
-    assert "What to do: " in run("explain", "finite").output
+    assert "What to do:" in run("explain", "finite").output
     assert "did you mean finite?" in run("explain", "finit").output
     assert code(run("explain")) != 0
 
@@ -186,7 +196,7 @@ def test_the_runbooks_are_what_the_docstrings_say(tmp_path: Path) -> None:
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
     kept = {path.name: path.read_text() for path in (ROOT / "docs" / "runbooks").iterdir()}
     assert set(kept) == {f"{name}.md" for name in (*all_checks(), *all_nodes())}
-    assert kept == written, "write them anew: runwatch explain --all --write docs/runbooks"
+    assert kept == written, "the runbooks are stale: make runbooks"
 
 
 def test_one_tick_is_enough_for_a_look_and_its_exit_code_is_the_health(trainer: ScriptedTrainer) -> None:

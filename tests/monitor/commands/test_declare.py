@@ -55,7 +55,7 @@ def swap_mixture(trainer: ScriptedTrainer, watch: Watch) -> None:
 def test_a_declared_swap_of_the_mixture_fires_nothing(trainer: ScriptedTrainer, open_watch: Any) -> None:
     said = declare(trainer.run_dir, "--step", str(SWAP), "--change", "mixture")
     assert said.startswith("ada declared that data/mixture, train/loss will change at step 120: stage two\n")
-    assert "Judged anew from there on: " in said
+    assert "Checks that reset there: " in said
     assert all(name in said.splitlines()[1] for name in TOUCHED)
     swap_mixture(trainer, open_watch(trainer.run_dir))
     assert fired(trainer.run_dir) == set()
@@ -98,7 +98,7 @@ def test_a_change_that_is_declared_after_the_fact_is_called_so(trainer: Scripted
 
 
 WRONG = {
-    "nothing that moves": (["--step", "1"], "say what moves"),
+    "nothing that moves": (["--step", "1"], "say what it affects"),
     "no signal of this name": (["--step", "1", "--signal", "train/los"], "did you mean train/loss"),
     "no change of this name": (["--step", "1", "--change", "weather"], "transport"),
     "a step before the first": (["--step", "-1", "--change", "mixture"], "x>=0"),
@@ -195,7 +195,7 @@ def test_a_real_run_whose_mixture_is_swapped_by_hand_fires_unless_it_was_declare
     with process(run_dir, "daemon", *watching), process(run_dir, "trainer", *training) as trainer:
         wait_for("the run has a past", lambda: step(run_dir) > 150)
         at = by_hand(run_dir, "hold", {"action": "pause"})["step"]
-        assert "Judged anew" in declare(run_dir, "--step", str(at + 1), "--change", "mixture")
+        assert "Checks that reset" in declare(run_dir, "--step", str(at + 1), "--change", "mixture")
         shares = {"action": "set_data_mixture", "shares": {"code": 1.0, "prose": 0.0}}
         by_hand(run_dir, "swap", shares, {"action": "resume"})
         wait_for("the swap has been judged", lambda: step(run_dir) > at + 200)

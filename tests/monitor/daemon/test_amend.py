@@ -156,7 +156,7 @@ def test_the_command_says_what_it_signed_or_what_is_wrong(
     assert "nothing to sign" in CliRunner().invoke(command, arguments).output
     (trainer.run_dir / "run.yaml").write_text("version: 1\nrun: {nam: x}\n")
     assert "did you mean name" in CliRunner().invoke(command, arguments).output
-    assert "no directory" in CliRunner().invoke(command, [str(tmp_path / "x"), *arguments[1:]]).output
+    assert "not a directory" in CliRunner().invoke(command, [str(tmp_path / "x"), *arguments[1:]]).output
 
 
 VALUES = st.recursive(

@@ -119,7 +119,7 @@ def test_a_real_training_survives_a_nan_batch_from_the_first_bad_record_to_the_l
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["nothing_like_it"], "no drill nothing_like_it"), (["clean", "--no-train"], "go together")],
+    [(["nothing_like_it"], "unknown drill nothing_like_it"), (["clean", "--no-train"], "go together")],
 )
 def test_a_wrong_command_line_is_refused_before_anything_starts(arguments: list[str], said: str) -> None:
     result = _drill(*arguments)
