@@ -146,7 +146,9 @@ def test_a_new_check_is_one_file_and_one_test_table(tmp_path: Path) -> None:
     assert "The parameters have grown" in runwatch(tmp_path, "runwatch.monitor.cli", "explain", "param_drift")
 
     suites = ("tests/checks", "tests/test_house.py", "tests/monitor/commands/test_cli.py", "tests/monitor/daemon")
-    ran = runwatch(tmp_path, "pytest", "-v", "-p", "no:cacheprovider", "-k", "param_drift or house or runbooks", *suites)
+    ran = runwatch(
+        tmp_path, "pytest", "-v", "-p", "no:cacheprovider", "-k", "param_drift or house or runbooks", *suites
+    )
     for test in (
         "test_laws.py::test_a_prefix",
         "checks/test_param_drift.py::test_param_drift_says_what_the_table_says",

@@ -1,4 +1,4 @@
-"""What people tell the daemon: decisions on proposed plans, the kill switch, planned changes. All of it is audited."""
+"""What people decide: approval or rejection of proposed plans, the kill switch, planned changes. All of it is audited."""
 
 import time
 
@@ -17,7 +17,7 @@ def decide(store: Store, execution_id: str, *, approved: bool, by: str, reason: 
     """Write a person's decision for the daemon's next tick; the sentence that confirms it.
 
     Raises:
-        DecisionError: there is no such execution, or it is past deciding.
+        DecisionError: there is no such execution, or it can no longer be approved or rejected.
     """
     word = "approved" if approved else "rejected"
     now = time.time()
@@ -28,9 +28,10 @@ def decide(store: Store, execution_id: str, *, approved: bool, by: str, reason: 
             waiting = ", ".join(one.id for one in executions.values() if one.open) or "none"
             raise DecisionError(f"there is no plan execution {execution_id}; open ones: {waiting}")
         if execution.state not in DECIDABLE:
-            raise DecisionError(f"{execution_id} is {execution.state.replace('_', ' ')}: it is past deciding")
+            state = execution.state.replace("_", " ")
+            raise DecisionError(f"{execution_id} is {state} and can no longer be approved or rejected")
         if not tx.decide(execution_id, Decision(approved=approved, by=by, reason=reason, time=now)):
-            raise DecisionError(f"somebody has already decided on {execution_id}; see `runwatch plan list`")
+            raise DecisionError(f"{execution_id} has already been decided; see `runwatch plan list`")
         sentence = f"{execution_id} ({execution.plan}) was {word} by {by}: {reason}"
         payload = {"sentence": sentence, "execution": execution_id, "approved": approved, "by": by, "reason": reason}
         tx.audit("decision", payload, now)
@@ -47,7 +48,7 @@ def switch_plans(store: Store, *, enabled: bool, by: str, reason: str) -> str:
 
 
 def declare(store: Store, declaration: Declaration, by: str, at_step: int | None = None) -> str:
-    """Announce a planned change; checks re-base there. One at or before `at_step`, where the run is, comes after the fact."""
+    """Declare a planned change; the affected checks reset there. One at or before step `at_step` comes after the fact."""
     names = ", ".join(declaration.signals)
     late = at_step is not None and at_step >= declaration.step
     when = f"had changed at step {declaration.step:,} (after the fact: the run is at step {at_step:,})" if late else ""

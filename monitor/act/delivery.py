@@ -3,7 +3,7 @@
 The file in `control/requests/` is written whatever the card says. What is to be delivered is stored with the tick that
 requested it and goes through the outbox: tried again with backoff until the directive expires, also by the daemon that comes
 after one that was killed. The directive's id is the idempotency key. That one was delivered, or could not be, is in the audit log; a
-person is called as soon as trying again is no use.
+person is paged as soon as another attempt is pointless.
 """
 
 import logging
@@ -35,7 +35,7 @@ RESTART_SECONDS = 50.0
 
 
 class Delivery:
-    """What is on its way to the trainer of one run. `people` is the outbox that calls a person."""
+    """What is on its way to the trainer of one run. `people` is the outbox that pages a person."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Delivery:
             self._tell(message, error)
             raise
         if how:
-            self._audit(message, f"{message.key} was delivered {how} (try {message.attempt}).")
+            self._audit(message, f"{message.key} was delivered {how} (attempt {message.attempt}).")
         return Sent(remembered)
 
     def _handed_over(self, message: Message) -> str:
@@ -122,21 +122,22 @@ class Delivery:
         try:
             ended = run_once(state, argv, given, timeout=timeout, cwd=self._run_dir, env=env)
         except StillRunsError as error:
-            raise SendError(f"{argv[0]} still runs") from error
+            raise SendError(f"{argv[0]} is still running") from error
         except CutOffError as error:
-            raise SendError(f"{argv[0]} was cut off; look what it has done", permanent=True) from error
+            raise SendError(f"{argv[0]} was cut off; check what it has done", permanent=True) from error
         if ended.code:
             never = ended.code == NOT_STARTED
-            raise SendError(f"{argv[0]} ended with {ended.code}: {ended.output}", permanent=never)
+            raise SendError(f"{argv[0]} exited with {ended.code}: {ended.output}", permanent=never)
         return f"by {argv[0]}"
 
     def _tell(self, message: Message, error: SendError) -> None:
-        """Write down the first failure and the last one; the last one calls a person."""
+        """Record the first failure and the last one; the last one pages a person."""
         if error.permanent:
-            sentence = f"{message.key} could not be delivered: {error}. Nobody tries again; do it by hand."
+            sentence = f"{message.key} could not be delivered: {error}. "
+            sentence += "No further attempts will be made; deliver it manually."
             self._audit(message, sentence, call=True)
         elif message.attempt == 1:
-            self._audit(message, f"{message.key} could not be delivered yet: {error}. It is tried again.")
+            self._audit(message, f"{message.key} could not be delivered yet: {error}. Further attempts follow.")
 
     def _audit(self, message: Message, sentence: str, *, call: bool = False) -> None:
         log.log(logging.WARNING if call else logging.INFO, "%s", sentence)

@@ -81,9 +81,7 @@ class Folder(Generic[Document]):
 
     def _read_one(self, path: Path, size: int) -> None:
         place = f"control/{self._folder.name}/{path.name}"
-        remedy = (
-            "Write it as docs/run-directory.md says, to a temporary file that is renamed; it is left out until then"
-        )
+        remedy = "Write it as docs/run-directory.md says, to a temporary file that is renamed; it is ignored until then"
         try:
             if size > RECEIPT_BYTES:
                 raise ValueError(f"it has {size:,} bytes")  # noqa: TRY301 - told like every other mistake

@@ -2,7 +2,7 @@
 
 The daemon starts this file as a process of its own, which runs the command and writes down how it ended. Killed
 meanwhile, the daemon finds that word when it is back: a command that has ended well is not run again, one that still runs is
-waited for, and of one that was cut off (the machine went down) nobody can say what it did, so a person is told.
+waited for, and what one did that was cut off (the machine went down) is unknown, so a person is paged.
 """
 
 import fcntl

@@ -162,7 +162,7 @@ TOUCHES: Mapping[str, tuple[str, ...]] = {
     "set_balance_rate": ("moe",),
     "set_context_length": ("train/loss", "optim/grad_norm", "moe", "throughput", "data"),
 }
-"""The signals that each action moves; checks that read them judge anew from there on."""
+"""The signals that each action affects; checks that read them reset their baseline there."""
 
 
 DECAY_TOUCHES = ("data/mixture", "train/loss", "eval/loss")

@@ -64,7 +64,9 @@ class CardFile:
         try:
             facts = self.path.stat()
         except FileNotFoundError:
-            self.problem = None if self.card else f"{self.path} is missing: checks use defaults and no plan can be made"
+            self.problem = (
+                None if self.card else f"{self.path} is missing: checks use defaults, no plan can be proposed"
+            )
             return
         stamp = (facts.st_mtime_ns, facts.st_size)
         if stamp != self._stamp:
@@ -75,7 +77,7 @@ class CardFile:
         try:
             card = load_card(self.path)
         except CardError as error:
-            kept = "the card read before stays in force" if self.card else "no plan can be made"
+            kept = "the previous card stays in force" if self.card else "no plan can be proposed"
             self.problem = f"{error}\n{kept}"
             return
         self.problem = None

@@ -69,7 +69,7 @@ def _known_signal(name: str) -> str:
     known = {*VOCABULARY, *FAMILIES, *(signal.split("/")[0] for signal in VOCABULARY)}
     if name in known or any(name.startswith(f"{family}/") for family in FAMILIES):
         return name
-    raise PydanticCustomError("signal", "{problem}", {"problem": f"{name} is no signal{nearest(name, known)}"})
+    raise PydanticCustomError("signal", "{problem}", {"problem": f"{name} is not a signal{nearest(name, known)}"})
 
 
 SignalName = Annotated[str, AfterValidator(_known_signal)]
@@ -266,7 +266,7 @@ class Ladder(Section):
 
 
 class Declaration(Section):
-    """A planned change: checks re-base there."""
+    """A planned change: the affected checks reset their baseline there."""
 
     step: Count = Field(ge=0)
     signals: tuple[SignalName, ...] = Field(min_length=1)
@@ -446,13 +446,13 @@ def remarks(card: Card) -> tuple[str, ...]:
     if plan.token_budget % step:
         last = -(-plan.token_budget // step) * step
         found.append(
-            f"plan.token_budget is no multiple of {step:,} tokens a step: the run will end at {last:,} tokens."
+            f"plan.token_budget is not a multiple of {step:,} tokens a step: the run will end at {last:,} tokens."
         )
     if -(-plan.token_budget // step) % plan.checkpoint.every_steps:
-        found.append("plan.token_budget is no multiple of the checkpoint interval: the last stretch is shorter.")
+        found.append("plan.token_budget is not a multiple of the checkpoint interval: the last stretch is shorter.")
     if card.ladder is None:
         found.append(
-            "there is no ladder: ladder_deviation and early_divergence stay silent (`runwatch ladder register`)."
+            "there is no ladder: ladder_deviation judges only the run's own trend (`runwatch ladder register` adds a curve)."
         )
     elif card.ladder.curve.tokens[-1] < plan.token_budget:
         found.append("ladder.curve ends before plan.token_budget: nothing is registered for the rest of the run.")

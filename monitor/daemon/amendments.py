@@ -1,6 +1,6 @@
-"""Changes of the run card after launch: noticed, told key by key, and asked for an author and a reason.
+"""Changes of the run card after launch: noticed, listed key by key, and signed with an author and a reason.
 
-A changed card is in force at once (somebody may be stopping a plan), but it is *unsigned*, and the daemon says so, until
+A changed card is in force at once (somebody may be stopping a plan), but it is *unsigned*, and the daemon reports that, until
 `runwatch amend RUN_DIR --by NAME --reason TEXT` signs it. `runwatch ladder register --amend` puts author and reason into the card itself.
 The audit log keeps every text of the card, every change, and who signed what.
 """
@@ -90,9 +90,9 @@ def _event(known: str, signed: str, new: str, changes: Sequence[KeyChange], *, l
     if not known:
         return "read"
     if new == signed:
-        return "changed back to what was signed"
+        return "changed back to the signed one"
     if not changes:
-        return "written anew; no key has changed"
+        return "rewritten; no key has changed"
     return "amended" if launched else "changed before launch"
 
 
@@ -114,7 +114,7 @@ def unsigned(tx: Transaction, run_dir: Path) -> str | None:
         return None
     told = described(key_changes(_text(tx, signed), _text(tx, seen)))
     remedy = f"`runwatch amend {run_dir} --by NAME --reason TEXT`"
-    return f"the run card was changed after launch and nobody has said who and why ({told}): {remedy}"
+    return f"the run card was changed after launch without an author and a reason ({told}); sign it with {remedy}"
 
 
 def _text(tx: Transaction, wanted: str) -> str:

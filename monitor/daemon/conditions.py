@@ -1,4 +1,4 @@
-"""What keeps the daemon from doing its whole work; each is told once when it begins and once when it ends."""
+"""What keeps the daemon from doing all of its work; each is reported once when it begins and once when it ends."""
 
 from runwatch.monitor.show.status import ConditionStatus
 
@@ -16,7 +16,7 @@ class Conditions:
         if message is None:
             if before is not None:
                 del self._held[kind]
-                self._news.append(f"Over: {before['message']}")
+                self._news.append(f"Resolved: {before['message']}")
             return
         if before is None:
             self._news.append(message)

@@ -217,7 +217,7 @@ class Daemon:
             if self.healthy:
                 notify_service_manager("WATCHDOG=1")
             if self.age > STALLED_TICKS * self.config.tick_seconds and not self._busy.locked():
-                log.warning("no tick for %.0f s: was the clock set back? Asking for one", self.age)
+                log.warning("no tick for %.0f s (was the clock set back?); starting one now", self.age)
                 self.postpone(0.0)
 
     def postpone(self, seconds: float) -> None:
@@ -233,11 +233,11 @@ def _decide(store: Store, execution: str, approved: bool, by: str, reason: str) 
         return str(error)
     except SQLAlchemyError as error:
         log.warning("a decision on %s could not be stored: %s", execution, error)
-        return f"Nothing was decided: the daemon's database cannot be used ({error}). Try again."
+        return f"The decision was not stored: the daemon's database cannot be used ({error}). Try again."
 
 
 def notify_service_manager(state: str) -> None:
-    """Tell systemd, where it asked to be told (sd_notify)."""
+    """Notify systemd, where it wants to be (sd_notify)."""
     path = os.environ.get("NOTIFY_SOCKET")
     if not path:
         return

@@ -120,19 +120,19 @@ class Collector:
         levels = {(name,): float(alert.level) for name, alert in alerts.items()}
         yield self._gauge("check_level", "-1 unknown, 0 ok, 1 warning, 2 critical.", levels, "check")
         values = {(name,): alert.value for name, alert in known.items()}
-        yield self._gauge("check_value", "The value judged.", values, "check")
+        yield self._gauge("check_value", "The newest value that the check judged.", values, "check")
         limits = {(name,): alert.limit for name, alert in known.items()}
-        yield self._gauge("check_limit", "The limit it was held against.", limits, "check")
+        yield self._gauge("check_limit", "The limit that the value was compared with.", limits, "check")
         firing = {
             (name, word): float(alert.state is AlertState.FIRING and alert.severity is level)
             for name, alert in alerts.items()
             for word, level in (("warning", Level.WARN), ("critical", Level.CRITICAL))
         }
-        yield self._gauge("alert_firing", "1 while the alert fires at the severity.", firing, "check", "severity")
+        yield self._gauge("alert_firing", "1 while the alert is firing at the severity.", firing, "check", "severity")
         firings = {(name,): float(alert.lives) for name, alert in alerts.items()}
         yield self._counter("alert_firings", "How often the alert has fired.", firings, "check")
         errors = {(name,): float(self.watch.check_errors[name]) for name in alerts}
-        yield self._counter("check_errors", "Evaluations that raised.", errors, "check")
+        yield self._counter("check_errors", "Evaluations that raised an exception.", errors, "check")
 
     def _settings(self) -> Iterator[Metric]:
         book = self._book()
@@ -142,14 +142,14 @@ class Collector:
             for name, value in one
             if isinstance(value, int | float)
         }
-        yield self._gauge("check_setting", "A setting of a check, as it is in force.", settings, "check", "setting")
+        yield self._gauge("check_setting", "A setting of a check, as in force.", settings, "check", "setting")
         windows = {name: all_nodes()[name].window(rules) for name, rules in book.nodes.items()}
         bounds = {
             (name, bound): min(fraction, 1.0)
             for name, window in windows.items()
             for bound, fraction in zip(("begin", "end"), window, strict=True)
         }
-        text = "Between which fractions of the token budget the node may fire."
+        text = "The fractions of the token budget between which the node may fire."
         yield self._gauge("node_window_ratio", text, bounds, "node", "bound")
 
     def _run(self) -> Iterator[Metric]:
@@ -165,7 +165,7 @@ class Collector:
             "run_tokens": ("Tokens trained on so far.", run["tokens"]),
             "run_token_budget": ("Token budget in force.", run["token_budget"]),
             "run_tokens_per_second": ("Sustained speed, restarts included.", run["tokens_per_second"]),
-            "run_end_timestamp_seconds": ("When the budget is trained at the sustained speed.", run["eta"]),
+            "run_end_timestamp_seconds": ("When the budget is reached at the sustained speed.", run["eta"]),
             "last_record_timestamp_seconds": ("Time of the newest record, by the trainer's clock.", run["time"]),
         }
         for name, (text, value) in single.items():
@@ -209,7 +209,7 @@ class Collector:
         counts, reader = self.counts, self.watch.reader
         yield self._gauge("ready", "1 while the run can be observed and the state written.", {(): float(counts.ready)})
         yield self._counter("ticks", "Ticks finished.", {(): float(counts.ticks)})
-        yield self._counter("tick_failures", "Ticks given up; the next does the same again.", {(): counts.failures})
+        yield self._counter("tick_failures", "Ticks that failed; the next one retries the same.", {(): counts.failures})
         yield self._gauge("last_tick_timestamp_seconds", "When the newest tick ended.", {(): counts.last_tick})
         yield self._counter("telemetry_records", "Records read.", {(): float(reader.records)})
         yield self._counter("telemetry_malformed", "Lines that were skipped.", {(): float(reader.malformed)})
@@ -230,7 +230,7 @@ class Collector:
     def _jobs(self) -> Iterator[Metric]:
         for name, counted in (("job_errors", self.counts.job_errors), ("job_missed", self.counts.job_missed)):
             family = CounterMetricFamily(
-                f"runwatch_{name}", "Scheduled jobs, by what became of them.", labels=["job_id"]
+                f"runwatch_{name}", "Scheduled jobs that failed or were missed.", labels=["job_id"]
             )
             for job, count in counted.items():
                 family.add_metric([job], count)
@@ -239,9 +239,9 @@ class Collector:
     def _outbox(self) -> Iterator[Metric]:
         standing = self.watch.outbox.standing()
         for name, field_name, text in (
-            ("outbox_pending", "pending", "Messages that wait to be sent."),
+            ("outbox_pending", "pending", "Messages waiting to be sent."),
             ("outbox_failing", "failing", "Messages that a receiver did not take, and that are sent again."),
-            ("outbox_failed", "failed", "Messages given up."),
+            ("outbox_failed", "failed", "Messages that could not be sent and are not retried."),
             ("outbox_oldest_timestamp_seconds", "oldest", "When the oldest waiting message was written."),
         ):
             known = {(notifier,): value for notifier, one in standing.items() if (value := one[field_name]) is not None}

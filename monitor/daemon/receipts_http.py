@@ -65,7 +65,7 @@ class ReceiptDesk:
             RefusedError: receipts over HTTP are off, the body is too large, or the proof does not hold.
         """
         if self._token is None:
-            raise RefusedError(403, "receipts over HTTP are off: set receipts_token in runwatch.yaml")
+            raise RefusedError(403, "receipts over HTTP are disabled: set receipts_token in runwatch.yaml")
         token, bearer = self._token.get_secret_value(), request.headers.get("authorization")
         if bearer is not None and not hmac.compare_digest(bearer.encode(), f"Bearer {token}".encode()):
             raise RefusedError(401, "the token is not the daemon's")

@@ -31,7 +31,7 @@ def take_over_log(tx: Transaction, mirror: Path) -> str | None:
     executions = _restore(tx, read_mirror(aside))
     tx.put_setting("taken_over", aside.name)
     names = ", ".join(executions) or "none"
-    sentence = f"The database is another than before. Taken over from {aside.name}: plan executions {names}."
+    sentence = f"The database is a different one than before. Taken over from {aside.name}: plan executions {names}."
     tx.audit("database", {"sentence": sentence})
     return sentence
 
@@ -90,5 +90,5 @@ def _closed(execution: Execution, now: Mark) -> Execution:
     """One that is not carried on: whether its effect was seen is not looked for again."""
     if not execution.open:
         return execution
-    reason = "another plan came after it; its effect is not looked for again."
+    reason = "another plan came after it; its effect is no longer verified."
     return execution.model_copy(update={"state": _CLOSED[execution.state], "ended": now, "reason": reason})

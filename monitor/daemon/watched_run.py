@@ -112,7 +112,7 @@ class Watch:
         with self.store.transaction() as tx:
             if not tx.take_lease(self.holder, tx.clock(now), LEASE_SECONDS):
                 self.acting, self.standing_by = False, True
-                self.conditions.put("standby", "another daemon watches this run; this one takes over when it ends", now)
+                self.conditions.put("standby", "another daemon holds the lease; this one is on standby", now)
                 return "standing by"
             if not self.acting:
                 self.outbox.take_over(tx)
@@ -234,7 +234,7 @@ class Watch:
         self.check_errors.update(judged.errors.keys())
         put("card", self._card.problem, now)
         problems = self.reader.problems
-        put("telemetry", f"{self.reader.malformed} lines left out; last: {problems[-1]}" if problems else None, now)
+        put("telemetry", f"{self.reader.malformed} lines skipped; last: {problems[-1]}" if problems else None, now)
         for name, problem in self._receipts.problems.items():
             put(f"receipt {name}", str(problem), now)
         for name in all_checks():

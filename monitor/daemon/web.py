@@ -102,7 +102,7 @@ async def _decision(daemon: Daemon, request: Request) -> Response:
     token = daemon.config.approval_token
     if token is None:
         return _refused(
-            403, "decisions over HTTP are off: set approval_token in runwatch.yaml, or use `runwatch plan approve`"
+            403, "decisions over HTTP are disabled: set approval_token in runwatch.yaml, or use `runwatch plan approve`"
         )
     given = request.headers.get("authorization", "")
     if not hmac.compare_digest(given.encode(), f"Bearer {token.get_secret_value()}".encode()):

@@ -35,7 +35,7 @@ def demo(run_dir: Path, listen: str, console: Console) -> int:
     run_dir.mkdir(parents=True, exist_ok=False)
     with as_file(files("runwatch.trainer") / CARD) as card:
         (run_dir / "run.yaml").write_text(card.read_text())
-    console.print(f"Training in {run_dir}; from step 190 on the code in the data is corrupt ({FAULT}).")
+    console.print(f"Training in {run_dir}; from step 190 on the code in the data is corrupted ({FAULT}).")
     console.print(f"Status page while it runs: http://{listen}/")
     with _process(run_dir, "daemon", ["runwatch.monitor.cli", "watch", str(run_dir), "--listen", listen]) as daemon:
         trainer_command = ["runwatch.trainer.train", str(run_dir), "--fault", FAULT]
@@ -95,7 +95,7 @@ def _tell_news(status: Status, told: set[str], console: Console) -> None:
 
 
 def _tell(run_dir: Path, console: Console) -> int:
-    """What happened, where to read on, and whether every link held."""
+    """What happened, where to read on, and whether the plan was carried out and verified."""
     status = read_status(run_dir)
     plan = next((one for one in status["plans"] if one["node"] == "early_divergence"), None) if status else None
     receipt = _receipt(run_dir, plan["id"]) if plan else None

@@ -1,7 +1,7 @@
-"""What each drill owes, and whether what was found pays it: the links from a fault to the run's recovery, by name.
+"""What each drill expects, and whether it was found: the links from a fault to the recovery of the run, by name.
 
-The table is written before any drill: which check must speak first, which node must fire, and whether the run must be
-well afterwards. A plan that nobody owes is a fault of its own, and so is an alarm before the fault.
+The table is written before any drill: which check must fire first, which node must fire, and whether the run must
+recover. A plan that is not expected is a fault of its own, and so is an alert before the fault.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from typing import Literal
 from runwatch.monitor.store.incident import Incident
 from runwatch.rules import Execution, ExecutionState, all_nodes
 
-State = Literal["seen", "missing", "not owed"]
+State = Literal["seen", "missing", "not expected"]
 
 
 @dataclass(frozen=True)
 class Drill:
-    """A fault and what it owes.
+    """A fault and the response that it expects.
 
-    `faults` are the trainer's, with `{step}` for the step of the onset. One of `checks` must be the first to speak,
-    within `steps` of the onset. `quiet` records without a plan must follow where no node is owed. `restarts`: the drill
+    `faults` are the trainer's, with `{step}` for the step of the onset. One of `checks` must be the first to fire,
+    within `steps` of the onset. `quiet` records without a plan must follow where no node is expected. `restarts`: the drill
     starts the trainer again when it dies. `offset`: steps from the restore to the onset. `slowed`: the steps around the
     onset take a quarter of a second more, so that a tick of the daemon sees each, as in a run whose steps take seconds.
     """
@@ -38,7 +38,7 @@ class Drill:
 
     @property
     def plan(self) -> str | None:
-        """The plan of the owed node."""
+        """The plan of the expected node."""
         return all_nodes()[self.node].plan if self.node else None
 
 
@@ -95,14 +95,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Delay:
-    """From the onset to the first alarm of an owed check."""
+    """From the onset to the first alert of an expected check."""
 
     steps: int
     tokens: float
     seconds: float
 
 
-def first_alarms(found: Found) -> list[Incident]:
+def first_alerts(found: Found) -> list[Incident]:
     """The incidents that began at the earliest record since the onset."""
     if not found.incidents:
         return []
@@ -115,7 +115,7 @@ def _key(incident: Incident) -> tuple[int, int]:
 
 
 def delay(drill: Drill, found: Found) -> Delay | None:
-    """How late the first owed check spoke; None when none did."""
+    """How late the first expected check fired; None when none did."""
     right = [one for one in found.incidents if one.check in drill.checks]
     if not right or found.onset is None:
         return None
@@ -138,12 +138,12 @@ def links(drill: Drill, found: Found) -> list[Link]:
 
 
 def missing(drill: Drill, found: Found) -> list[Link]:
-    """The owed links that are not there."""
+    """The expected links that were not seen."""
     return [link for link in links(drill, found) if link.state == "missing"]
 
 
-def _link(name: str, owed: bool, seen: bool, detail: str = "") -> Link:
-    return Link(name, ("seen" if seen else "missing") if owed else "not owed", detail)
+def _link(name: str, expected: bool, seen: bool, detail: str = "") -> Link:
+    return Link(name, ("seen" if seen else "missing") if expected else "not expected", detail)
 
 
 def _names(incidents: Sequence[Incident]) -> str:
@@ -151,20 +151,26 @@ def _names(incidents: Sequence[Incident]) -> str:
 
 
 def _quiet_before(found: Found) -> Link:
-    return _link("quiet before", owed=True, seen=not found.early, detail=_names(found.early))
+    return _link("quiet before", expected=True, seen=not found.early, detail=_names(found.early))
 
 
 def _detected(drill: Drill, found: Found) -> Link:
-    first, late = first_alarms(found), delay(drill, found)
+    first, late = first_alerts(found), delay(drill, found)
     if not drill.checks:
-        return Link("detected", "missing" if first else "not owed", f"{_names(first)} fired" if first else "")
+        return Link("detected", "missing" if first else "not expected", f"{_names(first)} fired" if first else "")
     right = any(one.check in drill.checks for one in first)
     in_time = late is not None and late.steps <= drill.steps
     if right and in_time:
         return Link("detected", "seen", _names(first))
     wanted = " or ".join(drill.checks)
-    said = f"{_names(first)} was first" if first and not right else f"after {late.steps} steps" if late else "silence"
-    return Link("detected", "missing", f"{wanted} within {drill.steps} steps was owed; {said}")
+    said = (
+        f"{_names(first)} fired first"
+        if first and not right
+        else f"it took {late.steps} steps"
+        if late
+        else "none fired"
+    )
+    return Link("detected", "missing", f"expected {wanted} within {drill.steps} steps; {said}")
 
 
 def _alert(drill: Drill, found: Found) -> Link:
@@ -175,17 +181,17 @@ def _alert(drill: Drill, found: Found) -> Link:
 def _plan_links(drill: Drill, found: Found) -> list[Link]:
     """Node, plan, directive, receipt and effect, of the execution that got furthest."""
     ours = [one for one in found.executions if one.node == drill.node]
-    owed = drill.node is not None
+    expected = drill.node is not None
     best = max(ours, key=_progress, default=None)
-    told = f"{best.id} is {best.state.replace('_', ' ')}: {best.reason}" if best else f"{drill.node} made no plan"
-    told = told if owed else ""
+    told = f"{best.id} is {best.state.replace('_', ' ')}: {best.reason}" if best else f"{drill.node} proposed no plan"
+    told = told if expected else ""
     applied = best is not None and best.receipt is not None and best.receipt.status == "applied"
     return [
-        _link("node", owed, best is not None, best.id if best else told),
-        _link("plan", owed, best is not None and best.plan == drill.plan, best.plan if best else told),
-        _link("directive", owed, best is not None and best.id in found.requests, told),
-        _link("applied", owed, applied, told),
-        _link("verified", owed, best is not None and best.state is ExecutionState.VERIFIED, told),
+        _link("node", expected, best is not None, best.id if best else told),
+        _link("plan", expected, best is not None and best.plan == drill.plan, best.plan if best else told),
+        _link("directive", expected, best is not None and best.id in found.requests, told),
+        _link("applied", expected, applied, told),
+        _link("verified", expected, best is not None and best.state is ExecutionState.VERIFIED, told),
     ]
 
 
@@ -203,11 +209,11 @@ def _recovered(drill: Drill, found: Found) -> Link:
 
 def _nothing_else(drill: Drill, found: Found) -> Link:
     others = [one.id for one in found.executions if one.node != drill.node]
-    return _link("no other plan", owed=True, seen=not others, detail=", ".join(others))
+    return _link("no other plan", expected=True, seen=not others, detail=", ".join(others))
 
 
 def settled(drill: Drill, found: Found) -> bool:
-    """Whether nothing more can come: every owed link is there, and what owes no plan was left time to make one."""
+    """Whether nothing more can come: every expected link was seen, and a drill without a plan had time to propose one."""
     if missing(drill, found):
         return False
     return drill.node is not None or found.records >= drill.quiet

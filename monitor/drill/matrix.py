@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.table import Table
 
-from runwatch.monitor.drill.links import Drill, Found, Link, delay, first_alarms, links, missing
+from runwatch.monitor.drill.links import Drill, Found, Link, delay, first_alerts, links, missing
 
 SCHEMA = 1
-MARKS = {"seen": "yes", "missing": "MISSING", "not owed": "-"}
-STYLES = {"seen": "green", "missing": "bold red", "not owed": "dim"}
+MARKS = {"seen": "yes", "missing": "MISSING", "not expected": "-"}
+STYLES = {"seen": "green", "missing": "bold red", "not expected": "dim"}
 COLUMNS = ("detected", "delay", "alert", "node", "plan", "directive", "applied", "verified", "recovered", "held")
 
 
@@ -28,17 +28,17 @@ class Drilled:
 
     @property
     def held(self) -> bool:
-        """Whether it was run and every owed link is there."""
+        """Whether it was run and every expected link was seen."""
         return not self.error and not self.missing
 
     @property
     def missing(self) -> list[Link]:
-        """The owed links that are not there."""
+        """The expected links that were not seen."""
         return missing(self.drill, self.found)
 
 
 def document(drilled: Sequence[Drilled], notes: Sequence[str], seconds: float) -> dict[str, Any]:
-    """The whole matrix as JSON; delays in steps, tokens and seconds, null where nothing was owed or detected."""
+    """The whole matrix as JSON; delays in steps, tokens and seconds, null where nothing was expected or detected."""
     return {
         "version": SCHEMA,
         "held": all(one.held for one in drilled),
@@ -56,7 +56,7 @@ def _drill(one: Drilled) -> dict[str, Any]:
         "seconds": round(one.seconds, 1),
         "held": one.held,
         "error": one.error,
-        "first": sorted({alarm.check for alarm in first_alarms(one.found)}),
+        "first": sorted({alarm.check for alarm in first_alerts(one.found)}),
         "alarms": sorted({alarm.check for alarm in one.found.incidents}),
         "delay": None if late is None else {"steps": late.steps, "tokens": late.tokens, "seconds": late.seconds},
         "executions": [{"id": e.id, "plan": e.plan, "state": e.state.value} for e in one.found.executions],
@@ -80,7 +80,7 @@ def cells(one: Drilled) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = [(_text(by_name[name]), by_name[name].state) for name in COLUMNS if name in by_name]
     late = delay(one.drill, one.found)
     found.insert(
-        1, (f"{late.steps:,} steps, {late.tokens:,.0f} tokens" if late else "-", "seen" if late else "not owed")
+        1, (f"{late.steps:,} steps, {late.tokens:,.0f} tokens" if late else "-", "seen" if late else "not expected")
     )
     return [*found, ("yes" if one.held else "no", "seen" if one.held else "missing")]
 
@@ -96,7 +96,7 @@ def sentences(drilled: Sequence[Drilled]) -> list[str]:
     said: list[str] = []
     for one in drilled:
         if one.error:
-            said.append(f"{one.drill.name} is missing: {one.error}")
+            said.append(f"{one.drill.name} could not be run: {one.error}")
         else:
             said += [f"{one.drill.name}: {link.name} is missing: {link.detail}" for link in one.missing]
     return said
@@ -111,7 +111,7 @@ def page(drilled: Sequence[Drilled], notes: Sequence[str], seconds: float) -> st
         for one in drilled
     )
     broken = sentences(drilled)
-    verdict = f"{len(broken)} links are missing." if broken else "Every owed link is there."
+    verdict = f"Expected but missing: {len(broken)}." if broken else "Every expected step was seen."
     return PAGE.substitute(
         head="".join(f"<th>{name}</th>" for name in ("fault", *COLUMNS)),
         rows=rows,
@@ -142,7 +142,7 @@ small { display: block; font-weight: 400; max-width: 22rem; }
 <p>$verdict</p>
 <ul class="missing">$broken</ul>
 <div class="wide"><table><thead><tr>$head</tr></thead><tbody>$rows</tbody></table></div>
-<h2>How it was drilled</h2>
+<h2>How the drills ran</h2>
 <ul>$notes</ul>
 </body>
 </html>

@@ -62,7 +62,7 @@ _ALL = (
     ),
     Drill(
         "context_jump",
-        "The context is four times as long from here on, and nobody has said so.",
+        "The context is four times as long from here on, and nobody declared it.",
         ("context_jump@{step}:factor=4",),
         ("plan_conformance",),
         steps=3,
@@ -86,7 +86,7 @@ _ALL = (
     Drill("hang", "A step never ends.", ("hang@{step}:seconds=3600",), ("progress",), steps=1, quiet=0),
     Drill(
         "kill",
-        "The process is killed and nobody starts it again.",
+        "The process is killed and not restarted.",
         ("restart_loop@{step}:after=0,times=2",),
         ("progress",),
         steps=1,

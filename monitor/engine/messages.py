@@ -9,7 +9,7 @@ from runwatch.rules.carry_out import told
 
 
 def plan_message(tick: Tick, execution: Execution) -> Message:
-    """What is asked, or what happened to an execution; the same state has the same key."""
+    """What is proposed, or what happened to an execution; the same state has the same key."""
     kind: Kind = "plan_proposed" if execution.state is ExecutionState.PROPOSED else "plan_updated"
     body = plan_payload(tick.run, tick.directory, tick.links, execution)
     key = f"{tick.run}/{execution.id}/{execution.state.value}"

@@ -1,7 +1,7 @@
-"""What a notifier is, what it is told, and how it is set up in `runwatch.yaml`.
+"""What a notifier is, what it sends, and how it is set up in `runwatch.yaml`.
 
-A notifier is one function, `send`, that tells one message in one medium and says, when it fails, only whether trying
-again makes sense. Retry, backoff, deadline and record exist once, in `monitor/notify/outbox.py`.
+A notifier is one function, `send`, that sends one message through one medium and reports, when it fails, only whether a
+retry makes sense. Retry, backoff, deadline and record exist once, in `monitor/notify/outbox.py`.
 """
 
 import os
@@ -26,7 +26,7 @@ Kind = Literal[
     "deadman",
     "directive",
 ]
-"""`incident_value`: nothing but what an incident says has moved; for media that can edit a message. `directive`: for the
+"""`incident_value`: only the text of an incident has changed; for media that can edit a message. `directive`: for the
 trainer and no medium for people (`monitor/act/delivery.py`)."""
 KEEP_RESOLVED_SECONDS = 900.0
 """How long a resolution is re-sent to a notifier with `refresh_seconds` (Prometheus: 15 minutes)."""
@@ -81,7 +81,7 @@ class PlanPayload(TypedDict):
     mode: Literal["observe", "confirm", "auto"]
     state: str
     severity: Severity
-    summary: str  # sentence: what is asked or what happened
+    summary: str  # sentence: what is proposed or what happened
     evidence: str
     actions: list[dict[str, Any]]  # as in the directive
     effects: list[str]  # a sentence for each action: from what to what
@@ -96,7 +96,7 @@ class PlanPayload(TypedDict):
 
 
 class DigestPayload(TypedDict):
-    """How the run stands, told quietly at a set interval."""
+    """The status of the run, sent without mentions at a set interval."""
 
     run: str
     step: int
@@ -122,7 +122,7 @@ class DeadmanPayload(TypedDict):
 
 @dataclass(frozen=True)
 class Message:
-    """One thing to tell.
+    """One message.
 
     `key` is the idempotency key: the same event has the same key, however often it is sent. `subject` is the incident
     or execution that it is about; what a notifier remembers is kept per subject. `time` (Unix seconds) is the time of
@@ -141,15 +141,15 @@ class Message:
 
 @dataclass(frozen=True)
 class Sent:
-    """Told. `remembered` replaces what the notifier had remembered of this subject."""
+    """Sent. `remembered` replaces what the notifier had remembered of this subject."""
 
     remembered: dict[str, Any]
 
 
 class SendError(Exception):
-    """Not told.
+    """Not sent.
 
-    `permanent`: trying again is no use. `retry_after`: seconds the receiver asked to wait. `remembered`: what to
+    `permanent`: a retry is pointless. `retry_after`: seconds that the receiver wants us to wait. `remembered`: what to
     remember even so, because part of the message went out.
     """
 
@@ -270,7 +270,7 @@ class SlackConfig(NotifierConfig):
 
 
 class AlertmanagerConfig(NotifierConfig):
-    """One Alertmanager, or all members of a cluster: each is told, and one that answers is enough."""
+    """One Alertmanager, or all members of a cluster: each gets every alert, and one that answers is enough."""
 
     SECRETS = ("bearer_token",)
 
@@ -305,7 +305,7 @@ class WandbConfig(NotifierConfig):
 
 
 class DeadmanConfig(NotifierConfig):
-    """A URL that must hear from the daemon, or somebody else raises the alarm."""
+    """A URL that expects a ping from the daemon and alerts when it stops."""
 
     SECRETS = ("url",)
 

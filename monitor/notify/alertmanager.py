@@ -36,7 +36,7 @@ def connect(config: AlertmanagerConfig) -> Notifier:
 
 @dataclass(frozen=True)
 class Alertmanager:
-    """All members are told; one that took the alerts is enough, since members share notifications, not alerts."""
+    """Every member gets the alerts; one that took them is enough, since members share notifications, not alerts."""
 
     config: AlertmanagerConfig
 
@@ -120,7 +120,7 @@ def _annotations(message: Message) -> dict[str, str]:
 
 
 def _watchdog(message: Message, config: AlertmanagerConfig) -> Alert:
-    """Always firing while the daemon can observe: who hears nothing any more raises the alarm (the dead-man route)."""
+    """Always firing while the daemon can observe the run; the receiver of the dead-man route alerts when it stops."""
     return {
         "labels": {**config.labels, "alertname": "RunWatchdog", "run": message.run, "severity": "none"},
         "annotations": {"summary": "The daemon can observe this run."},

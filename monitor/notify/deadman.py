@@ -1,7 +1,7 @@
-"""A ping to a URL while the daemon can observe; whoever listens there raises the alarm when it stops.
+"""A ping to a URL while the daemon can observe its run; the service behind it alerts when the pings stop.
 
 Any service with ping URLs will do (healthchecks, a cron monitor). The daemon sends a `deadman` message only while it can
-observe its run, and never keeps one for later: an old ping would claim a health that nobody has seen.
+observe its run, and never keeps one for later: an old ping would claim a health that was not observed.
 """
 
 import time
@@ -32,11 +32,11 @@ class Deadman:
         """Ping.
 
         Raises:
-            SendError: permanent for a message that has waited: the next one tells the truth.
+            SendError: permanent for a message that has waited: only the next one is current.
         """
         age = self.clock() - message.payload["observed"]
         if age > OLDEST_SECONDS:
-            raise SendError(f"a ping of {age:.0f} s ago says nothing of now", permanent=True)
+            raise SendError(f"the ping is {age:.0f} s old and no longer current", permanent=True)
         content = message.text.encode()
         post(self.config.url.get_secret_value(), content, timeout=self.config.timeout_seconds)
         return Sent(remembered)

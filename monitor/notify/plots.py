@@ -49,6 +49,6 @@ def _number(value: float | None) -> float:
 @cache
 def _can_plot() -> bool:
     if find_spec("matplotlib") is None:
-        LOG.warning("matplotlib is not installed (extra `plots`): incidents are told without pictures")
+        LOG.warning("matplotlib is not installed (extra `plots`): incidents are sent without pictures")
         return False
     return True

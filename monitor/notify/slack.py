@@ -118,7 +118,7 @@ class Slack:
             self._reply(message, memory, payload["state"], payload["summary"], self._mentions(message))
 
     def _mentions(self, message: Message) -> str:
-        """Only what is new, critical and not over calls people."""
+        """Only a new, critical and unresolved message mentions people."""
         calls = (
             message.kind not in ("incident_resolved", "incident_value")
             and message.payload.get("severity") == "critical"

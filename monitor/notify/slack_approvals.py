@@ -1,7 +1,7 @@
-"""Approve and Reject by button over Socket Mode: for named people, with a reason, and twice for what cannot be taken back.
+"""Approve and Reject by button over Socket Mode: for named people, with a reason, confirmed where it cannot be undone.
 
-A press opens a dialog that asks for the reason; where an approval cannot be taken back, the answer to it opens a second
-one. What was asked travels in the dialog itself (`private_metadata`), so a restart in between loses nothing.
+A press opens a dialog that asks for the reason; where an approval cannot be undone, its answer opens a second one. The
+state of the dialog travels in the dialog itself (`private_metadata`), so a restart in between loses nothing.
 """
 
 import logging
@@ -26,8 +26,8 @@ RECONNECT_SECONDS = (1.0, 60.0)
 PING_SECONDS = 2.0
 """The client gives a cut connection up after five failed pings, so a cut costs ten seconds."""
 Meaning = Literal["stranger", "unknown", "ask_reason", "ask_again", "approve", "reject"]
-STRANGER = "You are not on the list of people who may decide on plans of this run (`approvers`)."
-UNKNOWN = "This button is not known any more."
+STRANGER = "You are not on the list of people who may approve or reject plans of this run (`approvers`)."
+UNKNOWN = "This button is no longer valid."
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class Approvals:
                 trigger_id=payload["trigger_id"], view=blocks.ask_reason(blocks.Order(execution_id, verb))
             )
         except (SlackClientError, OSError) as error:
-            LOG.warning("Slack: could not ask for a reason: %s", error)
-            self._tell(payload, f"Slack could not ask for your reason ({error}): press again, or use `runwatch plan`.")
+            LOG.warning("Slack: could not open the dialog for a reason: %s", error)
+            self._tell(payload, f"Slack could not open the dialog ({error}): press again, or use `runwatch plan`.")
 
     def _on_dialog(self, payload: Mapping[str, Any]) -> blocks.Block:
         """What the dialog shows after it was sent: the second question, or what came of it."""
@@ -124,7 +124,7 @@ class Approvals:
         return blocks.outcome(self._decide(order.execution, meaning == "approve", by, reason))
 
     def _tell(self, payload: Mapping[str, Any], text: str) -> None:
-        """Tell the one who pressed, and nobody else; a decision itself is shown by the next edit of the message."""
+        """Answer the one who pressed, and nobody else; the next edit of the message shows the decision itself."""
         try:
             channel, user = payload["channel"]["id"], payload["user"]["id"]
             shown = [blocks.section(blocks.escape(text))]

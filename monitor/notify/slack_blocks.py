@@ -33,7 +33,7 @@ class Order:
 
 
 def incident(payload: Mapping[str, Any], mention: str = "") -> list[Block]:
-    """The one message of an incident, as it stands now."""
+    """The one message of an incident, in its current state."""
     told = cast("IncidentPayload", payload)
     resolved = told["state"] == "resolved"
     mark = _RESOLVED if resolved else _MARKS[told["severity"]]
@@ -46,10 +46,10 @@ def incident(payload: Mapping[str, Any], mention: str = "") -> list[Block]:
 
 
 def plan(payload: Mapping[str, Any], *, buttons: bool, mention: str = "") -> list[Block]:
-    """One plan execution: evidence, what would change, and what to press or run while it waits for a decision."""
+    """One plan execution: evidence, what would change, and what to press or run while it waits for approval."""
     told = cast("PlanPayload", payload)
     waiting = told["state"] in _WAITING
-    asked = "needs a decision" if waiting else told["state"].replace("_", " ")
+    asked = "needs approval" if waiting else told["state"].replace("_", " ")
     blocks = [
         header(f"{_MARKS[told['severity']]} {told['run']}: {told['plan']} {asked}"),
         section(f"{mention} {_bold(told['summary'])}"),
@@ -65,7 +65,7 @@ def plan(payload: Mapping[str, Any], *, buttons: bool, mention: str = "") -> lis
 
 
 def digest(payload: Mapping[str, Any]) -> list[Block]:
-    """How the run stands: tokens done, loss against the curve, MFU, speed, open incidents and plans."""
+    """The status of the run: tokens done, loss against the curve, MFU, speed, open incidents and plans."""
     told = cast("DigestPayload", payload)
     done = _percent(told["tokens"] / told["token_budget"] if told["token_budget"] else None)
     facts = {
@@ -78,7 +78,7 @@ def digest(payload: Mapping[str, Any]) -> list[Block]:
     blocks: list[Block] = [
         header(f"{told['run']}: digest"),
         {"type": "section", "fields": [_mrkdwn(f"*{name}*\n{escape(fact)}", 2000) for name, fact in facts.items()]},
-        *sections("\n".join(f"• {escape(line)}" for line in open_now) or "No open incident, no open plan."),
+        *sections("\n".join(f"• {escape(line)}" for line in open_now) or "No open incidents, no open plans."),
     ]
     return within([*blocks, *_links(told["links"])])
 
@@ -87,13 +87,13 @@ def ask_reason(order: Order) -> Block:
     """The dialog behind a button: which plan, and why."""
     element = {"type": "plain_text_input", "action_id": "reason", "max_length": REASON, "multiline": True}
     asked = {"type": "input", "block_id": "reason", "label": _plain("Reason"), "element": element}
-    hint = "It is kept in the audit log and shown in the channel, with your name."
+    hint = "Recorded in the audit log and shown in the channel, with your name."
     return _dialog("reason", order, [section(f"*{escape(order.execution)}*"), asked, context([hint])])
 
 
 def ask_again(order: Order) -> Block:
-    """The second question before a plan that cannot be taken back."""
-    question = f"*{escape(order.execution)}* cannot be taken back once the trainer has applied it. Do it?"
+    """The second question before a plan that cannot be undone."""
+    question = f"*{escape(order.execution)}* cannot be undone once the trainer has applied it. Approve it?"
     return _dialog("confirm", order, [section(question), *sections(f"Reason: {escape(order.reason)}")])
 
 
@@ -142,11 +142,11 @@ def context(texts: Sequence[str]) -> Block:
 
 
 def within(blocks: Iterable[Block]) -> list[Block]:
-    """`blocks` without empty ones, at most as many as a message may have; the reader is told when some are left out."""
+    """`blocks` without empty ones, at most as many as a message may have; a last one says how many are missing."""
     kept = [block for block in blocks if block.get("elements", True)]
     if len(kept) <= BLOCKS:
         return kept
-    return [*kept[: BLOCKS - 1], context([f"{len(kept) - BLOCKS + 1} more parts left out."])]
+    return [*kept[: BLOCKS - 1], context([f"{len(kept) - BLOCKS + 1} more parts not shown."])]
 
 
 def escape(text: str) -> str:
@@ -179,7 +179,7 @@ def _since(told: IncidentPayload) -> str:
     tokens = "" if told["since_tokens"] is None else f" ({quantity(told['since_tokens'])} tokens)"
     since = f"since step {told['since_step']:,}{tokens}, {when(told['opened'])}"
     end = "" if told["resolved"] is None else f", resolved {when(told['resolved'])}"
-    return f"{since}, seen at step {told['step']:,}{end}"
+    return f"{since}, newest step {told['step']:,}{end}"
 
 
 def _decided(told: PlanPayload) -> str:
@@ -201,7 +201,7 @@ def _dialog(name: str, order: Order, shown: list[Block]) -> Block:
         "type": "modal",
         "callback_id": name,
         "title": _plain(f"{word} this plan?"),
-        "submit": _plain("Yes, do it" if name == "confirm" else word),
+        "submit": _plain("Yes, approve" if name == "confirm" else word),
         "close": _plain("Cancel"),
         "private_metadata": orjson.dumps(asdict(order)).decode(),
         "blocks": shown,

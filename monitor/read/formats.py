@@ -82,7 +82,7 @@ class JsonLines:
             try:
                 yield number, flatten(parse(line))
             except MalformedError as error:
-                self.problems.append(Problem(str(self._path), number, error.reason, f"{error.remedy}; it is left out"))
+                self.problems.append(Problem(str(self._path), number, error.reason, f"{error.remedy}; it is skipped"))
 
 
 class Table:
@@ -105,13 +105,13 @@ class Table:
                 yield number, {name: _number(cell) for name, cell in pairs if cell != ""}
             elif cells:
                 reason = f"{len(cells)} cells under {len(self._header)} columns"
-                self.problems.append(Problem(str(self._path), number, reason, "The row is left out; mend or drop it"))
+                self.problems.append(Problem(str(self._path), number, reason, "The row is skipped; fix or drop it"))
 
     def _cells(self, number: int, line: bytes) -> list[str]:
         try:
             return next(csv.reader([line.decode("utf-8-sig")]), [])
         except (csv.Error, UnicodeDecodeError) as error:
-            problem = Problem(str(self._path), number, f"not CSV ({error})", "The row is left out; write UTF-8")
+            problem = Problem(str(self._path), number, f"not CSV ({error})", "The row is skipped; write UTF-8")
             self.problems.append(problem)
             return []
 
@@ -234,7 +234,7 @@ class WandbFile:
             return None
         if zlib.crc32(data, zlib.crc32(bytes([kind]))) != crc:
             reason = f"the checksum of the record at byte {self._offset} is wrong"
-            self.problems.append(Problem(str(self._path), 0, reason, "The rest of its 32 KiB block is left out"))
+            self.problems.append(Problem(str(self._path), 0, reason, "The rest of its 32 KiB block is skipped"))
             self._parts = None
             return self._skip(file, left)
         self._offset += self.CHUNK.size + length
@@ -289,7 +289,7 @@ class EventFiles:
                 length = self.LENGTH.unpack(head)[0]
                 data = file.read(length + 4) if length < 1 << 31 else b""
                 if len(data) < length + 4:
-                    self.problems.append(Problem(str(path), 0, "the last event is torn", "It is left out"))
+                    self.problems.append(Problem(str(path), 0, "the last event is torn", "It is skipped"))
                     return
                 yield data[:-4]
 

@@ -95,7 +95,7 @@ def parse(line: bytes | str) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         found = _parse_leniently(line)
     if not isinstance(found, dict):
-        raise MalformedError("the line is no JSON object", 'Write one object {"step": ..., ...} a line')
+        raise MalformedError("the line is not a JSON object", 'Write one object {"step": ..., ...} a line')
     return found
 
 
@@ -241,7 +241,7 @@ class Rows:
     def reject(self, number: int, error: MalformedError) -> None:
         """Count and tell a line that is left out."""
         self.malformed += 1
-        self._tell(number, error.reason, f"{error.remedy}; the line is left out")
+        self._tell(number, error.reason, f"{error.remedy}; the line is skipped")
 
     def drain(self) -> Signals:
         """All rows since the last call as arrays."""

@@ -109,7 +109,7 @@ def _known(name: str, *, maps: bool) -> str:
         return name
     nearest = difflib.get_close_matches(name, names, 1)
     hint = f"did you mean {nearest[0]}?" if nearest else "`runwatch signals` lists them."
-    raise SourceError(f"{name!r} is no signal of ours; {hint}")
+    raise SourceError(f"{name!r} is not a canonical signal; {hint}")
 
 
 def _unit(text: str) -> float:
@@ -118,7 +118,7 @@ def _unit(text: str) -> float:
     except ValueError:
         factor = 0.0
     if not 0 < factor < float("inf"):
-        raise SourceError(f"{text!r} is no unit; use {', '.join(UNITS)} or a factor.")
+        raise SourceError(f"{text!r} is not a unit; use {', '.join(UNITS)} or a factor.")
     return factor
 
 
@@ -272,7 +272,7 @@ class Source:
 
 
 def _told(problems: Sequence[Problem], malformed: int) -> tuple[str, ...]:
-    more = (f"{malformed} lines or records were left out in all.",) if malformed > len(problems) else ()
+    more = (f"{malformed} lines or records were skipped in all.",) if malformed > len(problems) else ()
     return (*map(str, problems), *more)
 
 
@@ -329,7 +329,9 @@ def refuse_wrong_units(signals: Signals, source: str) -> tuple[Signals, tuple[st
         if _vocabulary(name).unit == "ratio" and outside.sum() > RATIO_TOLERANCE * len(values):
             del kept[name]
             example = f"{values[outside][0]:g}"
-            told.append(f"{source}: {name} is {example}, no ratio of 0 to 1: left out. Declare --unit {name}=percent.")
+            told.append(
+                f"{source}: {name} is {example}, not a ratio of 0 to 1, and is ignored. Declare --unit {name}=percent."
+            )
     return replace(signals, columns=kept), tuple(told)
 
 
@@ -390,4 +392,4 @@ def _open_text(path: Path) -> Reader:
         return formats.Table(path)
     if b"iteration" in start or name.endswith((".log", ".txt", ".out")):
         return formats.MegatronLog(path)
-    raise SourceError(f"{path}: not a format that is read here (run directory, CSV, JSONL, W&B, TensorBoard, logs).")
+    raise SourceError(f"{path}: not a supported format (run directory, CSV, JSONL, W&B, TensorBoard, logs).")

@@ -187,7 +187,7 @@ def _remedy(engine: sql.Engine, error: Exception) -> str:
     reason = " ".join(str(getattr(error, "orig", error)).split())
     if "malformed" in reason or "not a database" in reason:
         return (
-            f"{where(engine)} is damaged ({reason}): move it aside and start again; alerts are judged anew from telemetry, and "
-            "directives that were acted upon are known from control/receipts/"
+            f"{where(engine)} is damaged ({reason}): move it aside and start again; alerts are rebuilt from telemetry, and "
+            "directives that were applied are known from control/receipts/"
         )
     return f"cannot use the database {where(engine)}: {reason}"

@@ -160,7 +160,7 @@ def test_the_webhook_carries_the_very_directive_signed_and_with_its_id_as_idempo
     wanted = hmac.new(SECRET.encode(), f"{at[2:]}.".encode() + request.body, hashlib.sha256).hexdigest()
     assert hmac.compare_digest(seal, wanted)
     assert webhook.later(600) == 0
-    assert webhook.sentences("delivery") == [f"{ID} was delivered to 127.0.0.1 (try 1)."]
+    assert webhook.sentences("delivery") == [f"{ID} was delivered to 127.0.0.1 (attempt 1)."]
 
 
 def test_a_webhook_that_fails_for_a_while_is_tried_again_and_delivered_once(webhook: Foreign, collector: Any) -> None:
@@ -173,7 +173,7 @@ def test_a_webhook_that_fails_for_a_while_is_tried_again_and_delivered_once(webh
     assert len({request.body for request in collector.requests}) == 1
     said = webhook.sentences("delivery")
     assert [sentence.partition(":")[0] for sentence in said[:1]] == [f"{ID} could not be delivered yet"]
-    assert said[1:] == [f"{ID} was delivered to 127.0.0.1 (try 4)."]
+    assert said[1:] == [f"{ID} was delivered to 127.0.0.1 (attempt 4)."]
     assert not webhook.told
 
 
@@ -185,7 +185,7 @@ def test_a_webhook_that_refuses_calls_a_person_at_once(webhook: Foreign, collect
     [told] = [message for message in webhook.told if message.key.endswith("/undelivered")]
     assert told.payload["severity"] == "critical"
     assert "HTTP 401" in told.text
-    assert "do it by hand" in told.text
+    assert "deliver it manually" in told.text
     assert webhook.later(3600) == 0
     assert len(collector.requests) == 1
 
@@ -292,7 +292,7 @@ def test_a_command_that_does_not_work_is_told(case: str, foreign: Callable[..., 
     assert run.later(1) == 0
     [sentence] = run.sentences("delivery")
     assert told in sentence
-    assert ("do it by hand" in sentence) == never
+    assert ("deliver it manually" in sentence) == never
     assert len(sentence) < 1000
 
 

@@ -84,7 +84,7 @@ def test_an_edit_that_is_taken_back_needs_nobody(trainer: ScriptedTrainer, watch
     (trainer.run_dir / "run.yaml").write_text(before)
     watched.tick(trainer.train(20))
     assert asked(watched) is None
-    assert "changed back to what was signed" in rows(watched, "card")[-1]["sentence"]
+    assert "changed back to the signed one" in rows(watched, "card")[-1]["sentence"]
 
 
 def test_comments_and_layout_need_nobody(trainer: ScriptedTrainer, watched: Watch) -> None:

@@ -91,10 +91,10 @@ def test_confirm_waits_for_a_person_and_carries_out_what_was_approved(
     assert requests(trainer) == []
     told = decide(watch.store, "early_divergence-0001", approved=True, by="ada", reason="the curve is right")
     assert told == "early_divergence-0001 (shorten_budget) was approved by ada: the curve is right"
-    with pytest.raises(DecisionError, match="already decided"):
+    with pytest.raises(DecisionError, match="already been decided"):
         decide(watch.store, "early_divergence-0001", approved=False, by="bob", reason="no")
     until(trainer, watch, ExecutionState.VERIFIED)
-    with pytest.raises(DecisionError, match="past deciding"):
+    with pytest.raises(DecisionError, match="can no longer be approved or rejected"):
         decide(watch.store, "early_divergence-0001", approved=False, by="bob", reason="no")
 
 
@@ -153,7 +153,7 @@ def test_without_a_card_checks_judge_and_no_plan_is_made(trainer: ScriptedTraine
     (trainer.run_dir / "run.yaml").unlink()
     watch = open_watch(trainer.run_dir)
     until(trainer, watch, None, ticks=9)
-    assert "no plan can be made" in conditions(watch)["card"]
+    assert "no plan can be proposed" in conditions(watch)["card"]
     assert len(sentences(watch, "condition")) == 1
     assert any("loss_spike" in one for one in sentences(watch, "incident"))
     assert executions(watch) == []
@@ -198,7 +198,7 @@ def test_a_check_that_raises_keeps_its_alert_and_the_others_go_on(
     watch.judge.checks = whole
     watch.tick(trainer.train(STEPS))
     assert "check grad_norm" not in conditions(watch)
-    assert sentences(watch, "condition")[-1].startswith("Over: the check grad_norm raised")
+    assert sentences(watch, "condition")[-1].startswith("Resolved: the check grad_norm raised")
 
 
 def test_of_two_daemons_one_acts_and_the_other_takes_over(trainer: ScriptedTrainer, open_watch: OpenWatch) -> None:

@@ -69,7 +69,7 @@ def test_a_drill_whose_processes_do_not_start_is_broken_and_the_others_go_on() -
 
     drilled = run_all([DRILLS["clean"], DRILLS["kill"]], play, Progress(Console(quiet=True)))
     assert [one.drill.name for one in drilled] == ["clean", "kill"]
-    assert sentences(drilled)[0] == "clean is missing: the daemon ended; read daemon.log"
+    assert sentences(drilled)[0] == "clean could not be run: the daemon ended; read daemon.log"
     assert not drilled[0].held
 
 

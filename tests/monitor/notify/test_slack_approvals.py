@@ -42,7 +42,7 @@ JUDGED: dict[str, tuple[Answer, str]] = {
     "a stranger is refused whatever he sends": (Answer(EVE, "approve", "confirm"), "stranger"),
     "a reason approves": (Answer(ADA, "approve", "reason"), "approve"),
     "a reason rejects": (Answer(ADA, "reject", "reason"), "reject"),
-    "what cannot be taken back is asked again": (Answer(ADA, "approve_twice", "reason"), "ask_again"),
+    "what cannot be undone is asked again": (Answer(ADA, "approve_twice", "reason"), "ask_again"),
     "a second confirmation approves": (Answer(ADA, "approve_twice", "confirm"), "approve"),
     "an unknown button does nothing": (Answer(ADA, "explode"), "unknown"),
     "an unknown dialog does nothing": (Answer(ADA, "approve", "explode"), "unknown"),
@@ -97,7 +97,7 @@ def test_an_approval_takes_a_reason_and_a_second_confirmation_by_a_named_person(
         assert slack.views[-1]["callback_id"] == "reason"
         slack.submit(ADA, slack.views[0], "The data is broken.", envelope="e4")
         eventually(lambda: len(slack.views) == 4)
-        assert "cannot be taken back" in str(slack.views[-1])
+        assert "cannot be undone" in str(slack.views[-1])
         assert decisions == []
         slack.submit(ADA, slack.views[-1], envelope="e5")
         eventually(lambda: len(slack.views) == 5)

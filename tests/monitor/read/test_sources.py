@@ -292,7 +292,7 @@ NOT_READABLE = {
     "nothing.csv": "there is no such file",
     "empty_directory": "no source",
     "two_tables": "several sources",
-    "notes.bin": "not a format",
+    "notes.bin": "not a supported format",
     "broken.csv.gz": "broken.csv.gz",
     "state.wandb": "not a W&B file",
     "log_history.json": "no trainer state",

@@ -49,7 +49,7 @@ LEFT_OUT = {
     "is not JSON": b"{",
     "nested too deeply": b"[" * 100_000,
     "can't decode byte": b'{"step": 1, "x": "\xff"}',
-    "no JSON object": b"[1]",
+    "not a JSON object": b"[1]",
     "step is missing": b'{"train/loss": 1}',
     "step is true": b'{"step": true}',
     "step is -1": b'{"step": -1}',
@@ -69,7 +69,7 @@ def test_a_malformed_line_is_counted_told_with_its_place_and_left_out(reason: st
     assert (len(rows), rows.malformed) == (2, 1)
     assert str(rows.problems[0]).startswith("telemetry/000.jsonl:2: ")
     assert reason in rows.problems[0].reason
-    assert rows.problems[0].remedy.endswith("the line is left out")
+    assert rows.problems[0].remedy.endswith("the line is skipped")
 
 
 MISSING = {

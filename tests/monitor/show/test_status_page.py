@@ -243,7 +243,7 @@ def test_a_plan_is_approved_by_keyboard_alone_after_a_second_confirmation(
         page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="Yes, approve shorten_budget")).to_be_focused()
     page.keyboard.press("Enter")
-    expect(dialog.get_by_role("alert")).to_contain_text("decisions over HTTP are off")
+    expect(dialog.get_by_role("alert")).to_contain_text("decisions over HTTP are disabled")
     site.daemon.config = DaemonConfig(approval_token=SecretStr("open sesame, please"))
     page.get_by_role("button", name="Yes, approve shorten_budget").press("Enter")
     expect(dialog).to_be_hidden()
