@@ -128,7 +128,7 @@ def test_a_person_is_called_once_when_no_plan_can_be_made_and_again_when_it_is_s
     ticks(watch, trainer, lambda: trainer.step >= 250)
     (call,) = executions(watch)
     assert (call.id, call.state, call.ended) == ("instability-0001", ExecutionState.UNPLANNED, None)
-    assert "no complete and finite checkpoint is at step 10 or before" in (call.reason or "")
+    assert "there is no complete, finite checkpoint at or before step 10" in (call.reason or "")
     plans = [message.payload for message in sink.sent if message.kind == "plan_updated"]
     assert [(one["id"], one["severity"]) for one in plans] == [("instability-0001", "critical")]
     trainer.cured = True

@@ -1,8 +1,6 @@
 """A watched run from the first record to a verified plan, in each mode, and with everything that may be wrong around it."""
 
-import itertools
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -321,17 +319,19 @@ def test_a_receiver_that_takes_nothing_is_a_condition_until_it_does(
 
     kinds: frozenset[Kind] = frozenset({"incident_opened"})
     watch = open_watch(trainer.run_dir, notifiers={"pager": Notifier("pager", kinds, refuse)})
-    clock = itertools.count(time.time(), 30.0)
-    watch.outbox._clock = lambda: next(clock)  # noqa: SLF001 - no test waits for a backoff
     now = trainer.train(200)
+    clock = [now]
+    watch.outbox._clock = lambda: clock[0]  # noqa: SLF001 - no test waits for a backoff
     watch.tick(now)
     assert "receiver pager" not in conditions(watch)
     for _ in range(2):
+        clock[0] += 60
         watch.outbox.deliver("pager")
     watch.tick(now + 1)
     assert conditions(watch)["receiver pager"].startswith("pager takes no messages (down)")
     assert watch.unwell
     for _ in range(2):
+        clock[0] += 60
         watch.outbox.deliver("pager")
     watch.tick(now + 2)
     assert "receiver pager" not in conditions(watch)
