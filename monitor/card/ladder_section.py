@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from runwatch.monitor.card.ladder_fit import LadderError, LadderFit, fit_rungs, prediction_of
 from runwatch.monitor.card.run_card import Card, Ladder, Model, load_card
-from runwatch.trainer.ladder.fit import Fit, fit
-from runwatch.trainer.ladder.rungs import LadderError, Schedule, read_rungs
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,11 @@ def active_parameters(model: Model) -> int:
     return model.layers * (attention + mixture + norms) + width * model.vocabulary_size + width
 
 
-def schedule_of(card: Card) -> Schedule:
-    """Budget, end of warm-up and start of decay, as the trainer's rungs state theirs."""
+def asked(card: Card) -> tuple[str, ...]:
+    """What a fit is asked about this run: its size, and budget, end of warm-up and start of decay in tokens; its seed."""
     budget, rate = card.plan.token_budget, card.plan.learning_rate
-    return Schedule(budget, round(budget * rate.warmup_fraction), round(budget * (1 - rate.decay_fraction)))
+    schedule = (budget, round(budget * rate.warmup_fraction), round(budget * (1 - rate.decay_fraction)))
+    return ("--predict", *map(str, (active_parameters(card.model), *schedule)), "--seed", str(card.seed))
 
 
 def launched(card_path: Path) -> bool:
@@ -66,10 +66,8 @@ def prepare(card_path: Path, rungs_path: Path, change: Change | None = None) -> 
     card = load_card(card_path)
     if change is None:
         _refuse_changes(card_path, card)
-    # Rungs of another seed saw other data: what they share says nothing about this run.
-    rungs = [one if one.seed == card.seed else replace(one, seed=None) for one in read_rungs(rungs_path)]
-    fitted = fit(rungs)
-    return section_of(fitted, rungs_path, card, change), fitted.remarks()
+    fitted = fit_rungs(rungs_path, *asked(card))
+    return section_of(fitted, rungs_path, card, change), fitted.warnings
 
 
 def write(card_path: Path, section: Mapping[str, Any]) -> None:
@@ -90,22 +88,20 @@ def _refuse_changes(card_path: Path, card: Card) -> None:
         raise LadderError(f"{card_path} holds a curve registered on {card.ladder.registered:%Y-%m-%d %H:%M}; {remedy}")
 
 
-def section_of(fitted: Fit, rungs_path: Path, card: Card, change: Change | None = None) -> dict[str, Any]:
+def section_of(fitted: LadderFit, rungs_path: Path, card: Card, change: Change | None = None) -> dict[str, Any]:
     """The card's `ladder` section: date, hash, the rungs and what they predict, and every amendment so far.
 
     Raises:
         LadderError: the fit gives no curve that a card may hold.
     """
-    parameters, schedule = active_parameters(card.model), schedule_of(card)
     now = datetime.now(UTC).replace(microsecond=0)
     section: dict[str, Any] = {
         "registered": now,
         "rungs": [
-            {"name": rung.name, "parameters": rung.parameters, "tokens": rung.tokens, "loss": round(rung.final_loss, 5)}
+            {"name": rung.name, "parameters": rung.parameters, "tokens": rung.tokens, "loss": round(rung.loss, 5)}
             for rung in fitted.rungs
         ],
-        "formula": fitted.formula(parameters, schedule),
-        "curve": fitted.curve(parameters, schedule),
+        **prediction_of(fitted),
     }
     before = [] if card.ladder is None else [one.model_dump() for one in card.ladder.amendments]
     if change is not None:

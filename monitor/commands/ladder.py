@@ -1,22 +1,19 @@
 """`runwatch ladder`: train small runs, fit them, register what they predict for the main run, and draw it."""
 
-import json
 import os
 import sys
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
+from runwatch.monitor.card.ladder_fit import HeldOut, LadderError, LadderFit, fit_rungs
 from runwatch.monitor.card.ladder_section import Change, launched, prepare, verify, write
 from runwatch.monitor.card.run_card import CardError
 from runwatch.monitor.commands.options import UNAVAILABLE, USAGE, Failure
 from runwatch.monitor.commands.store import open_run
 from runwatch.monitor.read.sources import SourceError
-from runwatch.trainer.ladder.fit import Fit, HeldOut, fit, hold_out
-from runwatch.trainer.ladder.rungs import LadderError, read_rungs
 
 SYMBOLS = {
     "irreducible": "E",
@@ -55,41 +52,39 @@ def train(arguments: tuple[str, ...]) -> None:
 def fit_command(rungs: Path, held_out: bool, json_file: Path | None) -> None:
     """Fit the rungs: the formula with its 95 % intervals, and how far each rung is from it."""
     try:
-        read = read_rungs(rungs)
-        fitted, held = fit(read), hold_out(read) if held_out else None
+        fitted = fit_rungs(rungs, *(("--held-out",) if held_out else ()))
     except LadderError as error:
         raise Failure(str(error)) from error
-    for line in described(fitted, held):
+    for line in described(fitted):
         click.echo(line)
-    for remark in fitted.remarks():
+    for remark in fitted.warnings:
         click.echo(f"warning: {remark}", err=True)
     if json_file is not None:
-        json_file.write_text(json.dumps(as_json(fitted, held), indent=2) + "\n", encoding="utf-8")
+        json_file.write_text(fitted.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
-def described(fitted: Fit, held: HeldOut | None) -> list[str]:
+def described(fitted: LadderFit) -> list[str]:
     """A fit, described for people."""
-    sharp = fitted.surface.sharpness > 1
+    sharp = fitted.surface["sharpness"] > 1
     formula = "E + ((A / N^alpha)^p + (B / t^beta)^p)^(1/p)" if sharp else "E + A / N^alpha + B / t^beta"
     lines = [f"Loss at N parameters and t tokens, at constant rate: {formula}"]
-    values = asdict(fitted.surface)
-    for name, (low, high) in fitted.intervals().items():
+    for name, (low, high) in fitted.intervals.items():
         if name != "sharpness" or sharp:
-            lines.append(f"  {SYMBOLS[name]:<6}{values[name]:>14.6g}   ({low:.4g} to {high:.4g})")
+            lines.append(f"  {SYMBOLS[name]:<6}{fitted.surface[name]:>14.6g}   ({low:.4g} to {high:.4g})")
+    stable, decay = fitted.misfit
     lines.append(
-        f"The decay lowers the loss by {fitted.gain[-1]:.4f} nats at its end; the rungs scatter by {fitted.misfit[0]:.4f} nats around the "
-        f"fit, and by {fitted.misfit[1]:.4f} within their decay."
+        f"The decay lowers the loss by {fitted.decay_gain[-1]:.4f} nats at its end; the rungs scatter by {stable:.4f} nats around "
+        f"the fit, and by {decay:.4f} within their decay."
     )
-    if fitted.shared.nats.any():
+    if fitted.shared:
         lines.append(
-            f"The data order that the rungs share moves the loss of all sizes alike, by {fitted.shared.nats.std():.4f} nats."
+            f"The data order that the rungs share moves the loss of all sizes alike, by {fitted.shared:.4f} nats."
         )
     lines.append(f"\n{'rung':<16}{'parameters':>14}{'tokens':>18}{'final loss':>12}{'fitted':>10}{'residual':>10}")
     for rung in fitted.rungs:
-        expected = fitted.final_loss(rung.parameters, rung.schedule)
-        numbers = f"{rung.final_loss:>12.4f}{expected:>10.4f}{rung.final_loss - expected:>+10.4f}"
+        numbers = f"{rung.loss:>12.4f}{rung.fitted:>10.4f}{rung.loss - rung.fitted:>+10.4f}"
         lines.append(f"{rung.name:<16}{rung.parameters:>14,}{rung.tokens:>18,}{numbers}")
-    return lines if held is None else [*lines, "", _held_sentence(held)]
+    return lines if fitted.held_out is None else [*lines, "", _held_sentence(fitted.held_out)]
 
 
 def _held_sentence(held: HeldOut) -> str:
@@ -99,29 +94,6 @@ def _held_sentence(held: HeldOut) -> str:
         f"other rungs predict; {held.inside:.0%} of its course lies inside the 95 % band. The goal of {WANTED_ERROR} nats and "
         f"{WANTED_INSIDE:.0%} is {'met' if reached else 'missed'}."
     )
-
-
-def as_json(fitted: Fit, held: HeldOut | None) -> dict[str, Any]:
-    """A fit as data."""
-    rungs = [
-        {
-            "name": rung.name,
-            "parameters": rung.parameters,
-            "tokens": rung.tokens,
-            "loss": rung.final_loss,
-            "fitted": fitted.final_loss(rung.parameters, rung.schedule),
-        }
-        for rung in fitted.rungs
-    ]
-    return {
-        "surface": asdict(fitted.surface),
-        "intervals": fitted.intervals(),
-        "decay_gain": fitted.gain.tolist(),
-        "misfit": fitted.misfit,
-        "rungs": rungs,
-        "warnings": list(fitted.remarks()),
-        "held_out": None if held is None else {**asdict(held), "error": held.error},
-    }
 
 
 @ladder.command("register", short_help="Write the predicted curve into a run card.")
@@ -206,8 +178,8 @@ def verify_command(rungs: Path, card: Path) -> None:
 def show_command(rungs: Path, run_dir: Path | None, png: Path | None, html: Path | None) -> None:
     """Draw the rungs, the fit, the prediction with its band, the live run, and grad norm and drop rate over scale."""
     try:
-        fitted = fit(read_rungs(rungs))
-        lines = described(fitted, None)
+        fitted = fit_rungs(rungs)
+        lines = described(fitted)
         for line in () if png or html else lines:
             click.echo(line)
         if png or html:
@@ -218,7 +190,7 @@ def show_command(rungs: Path, run_dir: Path | None, png: Path | None, html: Path
         raise Failure(f"{error.filename}: {error.strerror}") from error
 
 
-def _draw(fitted: Fit, lines: list[str], run_dir: Path | None, png: Path | None, html: Path | None) -> None:
+def _draw(fitted: LadderFit, lines: list[str], run_dir: Path | None, png: Path | None, html: Path | None) -> None:
     if find_spec("matplotlib") is None:
         raise Failure("pictures need matplotlib: pip install 'runwatch[plots]'", UNAVAILABLE)
     from runwatch.monitor.report.ladder_figures import live_run, page, picture  # noqa: PLC0415 - matplotlib is an extra

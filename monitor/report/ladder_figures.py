@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
+from runwatch.monitor.card.ladder_fit import FittedRung, LadderFit
 from runwatch.monitor.card.ladder_section import active_parameters
 from runwatch.monitor.card.run_card import LadderCurve, load_card
 from runwatch.monitor.read.sources import load
 from runwatch.monitor.report.figures import INK, TREND, svg, thinned
-from runwatch.trainer.ladder.fit import Fit
-from runwatch.trainer.ladder.rungs import Floats, Rung
 
+Floats = NDArray[np.float64]
 LABELS = {"grad_norm": "grad norm", "drop_rate": "drop rate"}
 SIGNALS = {"grad_norm": "optim/grad_norm", "drop_rate": "moe/drop_rate"}
 
@@ -56,7 +57,7 @@ def _late_mean(values: Floats) -> float:
     return float(finite.mean()) if len(finite) else float("nan")
 
 
-def picture(fitted: Fit, live: LiveRun | None = None) -> Figure:
+def picture(fitted: LadderFit, live: LiveRun | None = None) -> Figure:
     """Loss over tokens on the left; on the right what the trends do with scale."""
     figure = Figure(figsize=(11, 5.2), layout="constrained")
     left, *right = figure.subplot_mosaic([["loss", "grad_norm"], ["loss", "drop_rate"]], width_ratios=(2.2, 1)).values()
@@ -66,14 +67,12 @@ def picture(fitted: Fit, live: LiveRun | None = None) -> Figure:
     return figure
 
 
-def _losses(axes: Any, fitted: Fit, live: LiveRun | None) -> None:
+def _losses(axes: Any, fitted: LadderFit, live: LiveRun | None) -> None:
     colours = colormaps["viridis"](np.linspace(0.1, 0.85, len(fitted.rungs)))
     for rung, colour in zip(sorted(fitted.rungs, key=lambda one: one.parameters * one.tokens), colours, strict=True):
-        rows = rung.settled()
-        axes.plot(rows[:, 0], rows[:, 1], ".", color=colour, markersize=4)
-        tokens = np.geomspace(rung.schedule.settled, rung.tokens, 100)
-        expected = fitted.at(rung.parameters, tokens, rung.schedule)
-        axes.plot(tokens, expected, color=colour, linewidth=1.1, label=f"{rung.name}, {_short(rung.parameters)}")
+        axes.plot(*zip(*rung.course, strict=True), ".", color=colour, markersize=4)
+        name = f"{rung.name}, {_short(rung.parameters)}"
+        axes.plot(*zip(*rung.fitted_course, strict=True), color=colour, linewidth=1.1, label=name)
     if live is not None:
         _live(axes, live)
     axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel="loss (nats)", title="Rungs (dots), fit (lines)")
@@ -90,10 +89,10 @@ def _live(axes: Any, live: LiveRun) -> None:
         axes.plot(live.curve.tokens, live.curve.loss, color=TREND, linewidth=1.6, label="registered, 95 % band")
 
 
-def _trend(axes: Any, rungs: Sequence[Rung], live: LiveRun | None, trend: str) -> None:
+def _trend(axes: Any, rungs: Sequence[FittedRung], live: LiveRun | None, trend: str) -> None:
     """Mean over the second half of each rung's stable phase, over its size; the live run's over what it has trained."""
     sizes = np.array([rung.parameters for rung in rungs])
-    axes.plot(sizes, [rung.stable_mean(trend) for rung in rungs], "o", color=TREND, label="rungs")
+    axes.plot(sizes, [rung.trends.get(trend, float("nan")) for rung in rungs], "o", color=TREND, label="rungs")
     if live is not None:
         axes.plot([live.parameters], [live.trends[trend]], "D", color="#c62828", label=live.name)
     axes.set(xscale="log", xlabel="active parameters", ylabel=LABELS[trend])

@@ -1,22 +1,26 @@
 """The scaling ladder: fit small runs, and predict the loss curve that the main run is held against.
 
-The stable phase of all rungs together is fitted by the surface of `ladder_surface` over parameters N and tokens t: the course of
+The stable phase of all rungs together is fitted by the surface of `surface.py` over parameters N and tokens t: the course of
 constant-rate training, which a warmup-stable-decay schedule makes comparable between budgets (Hägele et al. 2024, arXiv 2405.18392).
-On top come what rungs of one data order share (`ladder_course`), and what the decay gains: the mean course of the rungs' decays, each
-counted by its tokens, as the longest come nearest to the main run's. numpy only: the daemon never loads scipy.
+On top come what rungs of one data order share (`course.py`), and what the decay gains: the mean course of the rungs' decays, each
+counted by its tokens, as the longest come nearest to the main run's. numpy only: a fit needs no extra.
 
 Uncertainty is a bootstrap of residuals with the rungs' design kept (Davison & Hinkley 1997, section 6.3.3): six rungs drawn with
 replacement often hold a single size, which says nothing about the exponents; residual courses drawn with replacement always do.
 """
 
+import argparse
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from runwatch.trainer.ladder.course import DECAY_GRID, Shared, course, decay_gain, shared_course
-from runwatch.trainer.ladder.rungs import FINAL_SHARE, Floats, LadderError, Rung, Schedule
+from runwatch.trainer.ladder.rungs import FINAL_SHARE, Floats, LadderError, Rung, Schedule, read_rungs
 from runwatch.trainer.ladder.surface import EXPONENTS, SHARPNESS, Points, Surface, fit_surface, grid_fit, improved
 
 BOOTSTRAPS = 200
@@ -131,7 +135,7 @@ def _rounded(values: Floats) -> list[float]:
     return [float(value) for value in np.round(values, 5)]
 
 
-def fit(rungs: Sequence[Rung], seed: int = 0) -> Fit:
+def fit(rungs: Sequence[Rung], seed: int = 0, bootstraps: int = BOOTSTRAPS) -> Fit:
     """Fit the ladder, with its uncertainty.
 
     Raises:
@@ -152,7 +156,7 @@ def fit(rungs: Sequence[Rung], seed: int = 0) -> Fit:
     residual = widening * (points.loss - surface.at(points.size, points.tokens) - shared.at(points.tokens))
     misfit = float(np.sqrt(np.average(residual**2, weights=points.weight)))
     random = np.random.default_rng(seed)
-    resampled = tuple(_resample(rungs, points, surface, residual, gains, random) for _ in range(BOOTSTRAPS))
+    resampled = tuple(_resample(rungs, points, surface, residual, gains, random) for _ in range(bootstraps))
     fitted = Fit(tuple(rungs), surface, shared, gain, resampled, (misfit, misfit))
     return replace(fitted, misfit=(misfit, max(misfit, widening * _decay_misfit(fitted))))
 
@@ -221,7 +225,7 @@ class HeldOut:
         return self.measured - self.predicted
 
 
-def hold_out(rungs: Sequence[Rung]) -> HeldOut:
+def hold_out(rungs: Sequence[Rung], bootstraps: int = BOOTSTRAPS) -> HeldOut:
     """Fit without the rung of the most compute (N times D) and predict it.
 
     Rungs of its size and seed are left out too: a shorter run of the same seed is the beginning of the same course.
@@ -232,7 +236,8 @@ def hold_out(rungs: Sequence[Rung]) -> HeldOut:
     largest = max(rungs, key=lambda rung: rung.parameters * rung.tokens)
     told = (largest.parameters, largest.seed)
     fitted = fit(
-        [one for one in rungs if one is not largest and (one.seed is None or (one.parameters, one.seed) != told)]
+        [one for one in rungs if one is not largest and (one.seed is None or (one.parameters, one.seed) != told)],
+        bootstraps=bootstraps,
     )
     curve: dict[str, Any] = fitted.curve(largest.parameters, largest.schedule)
     rows = largest.settled()
@@ -240,3 +245,84 @@ def hold_out(rungs: Sequence[Rung]) -> HeldOut:
     inside = np.mean((low <= rows[:, 1]) & (rows[:, 1] <= high))
     predicted = fitted.final_loss(largest.parameters, largest.schedule)
     return HeldOut(largest.name, predicted, largest.final_loss, float(inside))
+
+
+FILE_VERSION = 1
+FIGURE_POINTS = 100
+
+
+@dataclass(frozen=True)
+class Target:
+    """The run that a fit is asked about: its active parameters and its schedule."""
+
+    parameters: int
+    schedule: Schedule
+
+
+def document(fitted: Fit, held: HeldOut | None = None, target: Target | None = None) -> dict[str, Any]:
+    """The fit file: all that is drawn, printed or registered of a fit; `docs/ladder.md` names every key."""
+    return {
+        "version": FILE_VERSION,
+        "surface": asdict(fitted.surface),
+        "intervals": fitted.intervals(),
+        "decay_gain": fitted.gain.tolist(),
+        "misfit": list(fitted.misfit),
+        "shared": float(fitted.shared.nats.std()) if fitted.shared.nats.any() else 0.0,
+        "rungs": [_rung_of(fitted, rung) for rung in fitted.rungs],
+        "warnings": list(fitted.remarks()),
+        "held_out": None if held is None else {**asdict(held), "error": held.error},
+        "prediction": None if target is None else _prediction(fitted, target),
+    }
+
+
+def _rung_of(fitted: Fit, rung: Rung) -> dict[str, Any]:
+    tokens = np.geomspace(rung.schedule.settled, rung.tokens, FIGURE_POINTS)
+    means = {name: rung.stable_mean(name) for name in rung.trends}
+    return {
+        "name": rung.name,
+        "parameters": rung.parameters,
+        "tokens": rung.tokens,
+        "loss": rung.final_loss,
+        "fitted": fitted.final_loss(rung.parameters, rung.schedule),
+        "course": rung.settled()[:, :2].tolist(),
+        "fitted_course": np.column_stack([tokens, fitted.at(rung.parameters, tokens, rung.schedule)]).tolist(),
+        "trends": {name: mean for name, mean in means.items() if np.isfinite(mean)},
+    }
+
+
+def _prediction(fitted: Fit, target: Target) -> dict[str, Any]:
+    return {
+        "parameters": target.parameters,
+        **asdict(target.schedule),
+        "formula": fitted.formula(target.parameters, target.schedule),
+        "curve": fitted.curve(target.parameters, target.schedule),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fit the rungs of a file and print the fit file; 65 and a sentence where they cannot be fitted."""
+    parser = argparse.ArgumentParser(prog="runwatch.trainer.ladder.fit", description="Fit the rungs of a ladder.")
+    parser.add_argument("rungs", type=Path, metavar="RUNGS.json")
+    parser.add_argument("--held-out", action="store_true", help="also fit without the largest rung, and predict it")
+    parser.add_argument("--seed", type=int, help="of the run to predict: rungs of another seed saw other data")
+    parser.add_argument(
+        "--predict", type=int, nargs=4, metavar="N", help="parameters, token budget, end of warm-up, start of the decay"
+    )
+    parser.add_argument("--bootstraps", type=int, default=BOOTSTRAPS, help="resampled fits behind each interval")
+    given = parser.parse_args(arguments)
+    try:
+        rungs = read_rungs(given.rungs)
+        held = hold_out(rungs, given.bootstraps) if given.held_out else None
+        if given.seed is not None:
+            rungs = [one if one.seed == given.seed else replace(one, seed=None) for one in rungs]
+        target = Target(given.predict[0], Schedule(*given.predict[1:])) if given.predict else None
+        found = document(fit(rungs, bootstraps=given.bootstraps), held, target)
+    except LadderError as error:
+        print(error, file=sys.stderr)
+        return 65
+    json.dump(found, sys.stdout, allow_nan=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,14 +11,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from runwatch.monitor.card.ladder_fit import LadderError, fit_rungs
 from runwatch.monitor.card.ladder_section import Change, active_parameters, register, spliced, verify
 from runwatch.monitor.card.run_card import load_card
 from runwatch.monitor.commands.ladder import ladder
 from runwatch.monitor.report.ladder_figures import live_run, picture
 from runwatch.monitor.store.store import open_store, sqlite_url
 from runwatch.trainer.config import read_card
-from runwatch.trainer.ladder.fit import fit
-from runwatch.trainer.ladder.rungs import LadderError, read_rungs
 from runwatch.trainer.model import count
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +29,7 @@ SECTION = {"hash": "new", "curve": [1, 2]}
 @pytest.fixture(autouse=True)
 def _few_bootstraps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The width of the band is the matter of other tests."""
-    monkeypatch.setattr("runwatch.trainer.ladder.fit.BOOTSTRAPS", 20)
+    monkeypatch.setattr("runwatch.monitor.card.ladder_fit.OPTIONS", ("--bootstraps", "20"))
 
 
 @pytest.fixture
@@ -188,7 +187,7 @@ def test_show_draws_a_run_with_its_registered_curve(card: Path, rungs: Path, tmp
     assert live.tokens.tolist() == [1024 * step for step in range(1, 401)]
     assert live.trends["grad_norm"] == 1.5
     assert np.isnan(live.trends["drop_rate"])
-    labels = [text.get_text() for text in picture(fit(read_rungs(rungs)), live).axes[0].get_legend().get_texts()]
+    labels = [text.get_text() for text in picture(fit_rungs(rungs), live).axes[0].get_legend().get_texts()]
     assert {"w64-700, 232k", "cpu-demo", "registered, 95 % band"} <= set(labels)
     page = tmp_path / "ladder.html"
     shown = CliRunner().invoke(ladder, ["show", str(rungs), "--run", str(tmp_path), "--html", str(page)])
@@ -204,6 +203,13 @@ def test_train_starts_the_trainers_ladder_with_the_arguments_given() -> None:
         check=True,
     )
     assert "--rungs RUNGS" in done.stdout
+
+
+def test_rungs_that_cannot_be_fitted_are_refused_in_the_trainers_own_words(rungs: Path) -> None:
+    document = json.loads(rungs.read_text(encoding="utf-8"))
+    rungs.write_text(json.dumps({**document, "rungs": document["rungs"][:3]}), encoding="utf-8")
+    with pytest.raises(LadderError, match="cannot be fitted"):
+        fit_rungs(rungs)
 
 
 def test_a_missing_file_is_told_without_a_traceback(tmp_path: Path) -> None:
