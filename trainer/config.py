@@ -1,27 +1,33 @@
 """The trainer's own small reader of the run card: the sections model, hardware, plan, seed and faults, as frozen dataclasses.
 
-The daemon validates the whole card; the trainer reads only what it needs and shares no code with it. A mistake raises
-`CardError`, whose message names the file, the key and the remedy.
+A card has one validator, `runwatch validate`; the trainer asks it, as a process, and shares no code with it. So what is valid
+for the daemon can be trained, and the other way round. A mistake raises `CardError`, whose message names file, key and remedy.
 """
 
 import dataclasses
-import difflib
 import hashlib
-import math
+import re
+import subprocess
+import sys
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-VOCABULARY = 256
-"""Text is read as bytes, so a vocabulary below this cannot hold it."""
+VALIDATE = (sys.executable, "-P", "-m", "runwatch.monitor.cli", "validate")
+VALIDATE_SECONDS = 120.0
 
 
 class CardError(ValueError):
     """A run card that cannot be trained; the message names file, key and remedy."""
+
+
+class FaultError(ValueError):
+    """A fault that cannot be read; the message names what is known."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +134,50 @@ class Card:
     faults: tuple[str, ...] = ()
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What determines the losses, by dotted key: a checkpoint that differs in one of them is of another run."""
+        model = {f"model.{name}": value for name, value in dataclasses.asdict(self.model).items()}
+        plan = {f"plan.{name}": getattr(self.plan, name) for name in _PLAN_IDENTITY}
+        return {**model, **plan, "seed": self.seed}
+
+    @property
     def hash(self) -> str:
-        """Hash of what determines the losses: a checkpoint of another hash is another run."""
-        parts: tuple[Any, ...] = (self.model, self.plan.context_length, self.plan.sequences_per_step, self.seed)
+        """The identity as release 0.1.0 wrote it: a hash of its fields, which names none of them."""
+        model = ", ".join(f"{name}={getattr(self.model, name)!r}" for name in _HASHED_MODEL)
+        parts = [
+            f"Model({model})",
+            *(repr(one) for one in (self.plan.context_length, self.plan.sequences_per_step, self.seed)),
+        ]
         if self.plan.lm_head_optimizer != "adamh":
-            parts = (*parts, self.plan.lm_head_optimizer)
-        return "sha256:" + hashlib.sha256(repr(parts).encode()).hexdigest()
+            parts.append(repr(self.plan.lm_head_optimizer))
+        return "sha256:" + hashlib.sha256(f"({', '.join(parts)})".encode()).hexdigest()
+
+
+_PLAN_IDENTITY = ("context_length", "sequences_per_step", "lm_head_optimizer")
+_HASHED_MODEL = (
+    "vocabulary_size", "width", "layers", "heads", "kv_heads", "head_width", "global_every", "window", "experts",
+    "experts_per_token", "expert_width", "shared_experts", "shared_expert_width", "latent_width", "capacity_factor",
+    "balance_rate", "router_bias_limit", "qk_gain", "z_loss_weight", "router_z_loss_weight",
+)  # fmt: skip
+"""The fields of the model that release 0.1.0 had: those of later releases are no part of its hash."""
+
+
+def differing(meta: Mapping[str, Any], card: Card) -> str | None:
+    """In which key the run of a checkpoint's `meta` differs from the card's, with both values; None where it is the same run.
+
+    A key that the checkpoint does not name has the default it had before there was a choice.
+    """
+    stored: Mapping[str, Any] | None = meta.get("identity")
+    if stored is None:
+        return None if meta["card"] == card.hash else "its model, batch or seed (release 0.1.0 did not say which)"
+    defaults, now = Card().identity, card.identity
+    for key in sorted({*stored, *now}):
+        if key not in now:
+            return f"{key} is {stored[key]!r} there, and this release does not know it"
+        was = stored.get(key, defaults[key])
+        if was != now[key]:
+            return f"{key} was {was!r} and is {now[key]!r}"
+    return None
 
 
 def read_card(path: Path) -> Card:
@@ -142,99 +186,45 @@ def read_card(path: Path) -> Card:
     Raises:
         CardError: the file cannot be read, a key is unknown or a value impossible.
     """
-    try:
-        document = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise CardError(f"{path}: cannot read the run card: {error.strerror}; give one with --card") from error
-    except yaml.YAMLError as error:
-        raise CardError(f"{path}: not YAML: {error}") from error
-    if not isinstance(document, dict):
-        raise CardError(f"{path}: a run card is a mapping with the keys model, hardware, plan and seed")
+    _validate(path)
+    document = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe loader, and the card is valid
     known = {f.name for f in dataclasses.fields(Card)}
-    card = _build(Card, {k: v for k, v in document.items() if k in known}, str(path), "")
-    _check(card, path)
-    return card
+    return _build(Card, {key: value for key, value in document.items() if key in known})
 
 
-def _build(kind: Any, values: Any, path: str, at: str) -> Any:
-    """Make the dataclass `kind` of a mapping, recursively; `at` is the dotted key for error messages."""
-    if not isinstance(values, dict):
-        raise CardError(f"{path}: {at} must be a mapping, not {values!r}")
+def _validate(path: Path) -> None:
+    done = subprocess.run([*VALIDATE, str(path)], capture_output=True, timeout=VALIDATE_SECONDS, check=False)  # noqa: S603 - our own module
+    if done.returncode:
+        found = (
+            done.stderr.decode(errors="replace").strip() or f"{path}: `runwatch validate` ended with {done.returncode}"
+        )
+        raise CardError(found)
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 5e10 as a number, as YAML 1.2 and the card's validator do."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _build(kind: Any, values: dict[str, Any]) -> Any:
+    """Make the dataclass `kind` of a valid mapping, recursively."""
     hints = typing.get_type_hints(kind)
-    made = {}
-    for key, value in values.items():
-        here = f"{at}.{key}" if at else str(key)
-        if key not in hints:
-            near = difflib.get_close_matches(str(key), hints, n=1)
-            raise CardError(f"{path}: unknown key {here}" + (f"; did you mean {near[0]}?" if near else ""))
-        made[key] = _convert(hints[key], value, path, here)
-    return kind(**made)
+    return kind(**{key: _converted(hints[key], value) for key, value in values.items()})
 
 
-def _convert(hint: Any, value: Any, path: str, at: str) -> Any:
-    """Check one value against its annotation: a nested dataclass, a number, a list of fault strings or shares."""
-    if hint is Any:
-        return value
+def _converted(hint: Any, value: Any) -> Any:
+    """A valid value as its annotation has it: YAML has integers where a float is meant, and lists for tuples."""
     if isinstance(hint, types.UnionType):
-        options = [h for h in typing.get_args(hint) if h is not types.NoneType]
-        return None if value is None else _convert(options[0], value, path, at)
+        kind = next(one for one in typing.get_args(hint) if one is not types.NoneType)
+        return None if value is None else _converted(kind, value)
     if dataclasses.is_dataclass(hint):
-        return _build(hint, value, path, at)
-    origin = typing.get_origin(hint)
-    if origin is dict:
-        return _shares(value, path, at)
-    if origin is tuple:
-        return tuple(str(v) for v in value or ())
-    return _choice(typing.get_args(hint), value, path, at) if origin is Literal else _number(hint, value, path, at)
-
-
-def _choice(known: tuple[str, ...], value: Any, path: str, at: str) -> str:
-    if value not in known:
-        raise CardError(f"{path}: {at} must be {' or '.join(known)}, not {value!r}")
-    return str(value)
-
-
-def _number(hint: Any, value: Any, path: str, at: str) -> int | float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or (hint is int and value != int(value)):
-        hint_text = " (YAML reads 5e10 as text: write 5.0e+10)" if isinstance(value, str) else ""
-        raise CardError(f"{path}: {at} must be {hint.__name__}, not {value!r}{hint_text}")
-    if not math.isfinite(value) or value < 0:
-        raise CardError(f"{path}: {at} must be finite and not negative, not {value!r}")
-    return hint(value)
-
-
-def _shares(value: Any, path: str, at: str) -> dict[str, float]:
-    if not isinstance(value, dict) or not value:
-        raise CardError(f"{path}: {at} must map sources to shares, such as {{code: 0.5, docs: 0.5}}")
-    shares = {str(k): float(_number(float, v, path, f"{at}.{k}")) for k, v in value.items()}
-    if abs(sum(shares.values()) - 1) > 1e-6:
-        raise CardError(f"{path}: the shares of {at} sum to {sum(shares.values()):g}; they must sum to 1")
-    return shares
-
-
-def _check(card: Card, path: Path) -> None:
-    """Raise `CardError` for the first rule between values that the card breaks."""
-    m, h, p = card.model, card.hardware, card.plan
-    rules = [
-        (
-            m.vocabulary_size >= VOCABULARY,
-            f"model.vocabulary_size must be at least {VOCABULARY}: text is read as bytes",
-        ),
-        (m.layers >= 1 and m.global_every >= 1, "model.layers and model.global_every must be at least 1"),
-        (m.kv_heads >= 1 and m.heads % max(m.kv_heads, 1) == 0, "model.heads must be a multiple of model.kv_heads"),
-        (m.head_width % 4 == 0, "model.head_width must be a multiple of 4: half of it is rotated in pairs"),
-        (1 <= m.experts_per_token <= m.experts, "model.experts_per_token must lie in 1 … model.experts"),
-        (m.capacity_factor > 0, "model.capacity_factor must be above 0"),
-        (h.devices >= 1 and h.waves >= 1, "hardware.devices and hardware.waves must be at least 1"),
-        (p.tokens_per_step > 0, "plan.context_length and plan.sequences_per_step must be above 0"),
-        (p.token_budget >= p.tokens_per_step, "plan.token_budget must hold at least one step"),
-        (
-            p.checkpoint.every_steps >= 1 and p.checkpoint.keep >= 1,
-            "plan.checkpoint needs every_steps and keep of at least 1",
-        ),
-        (p.eval.every_steps >= 1 and p.eval.sequences >= 1, "plan.eval needs every_steps and sequences of at least 1"),
-    ]
-    for holds, complaint in rules:
-        if not holds:
-            raise CardError(f"{path}: {complaint}")
+        return _build(hint, value)
+    if typing.get_origin(hint) is dict:
+        return {str(name): float(share) for name, share in value.items()}
+    if typing.get_origin(hint) is tuple:
+        return tuple(value)
+    return hint(value) if hint in (int, float) else value

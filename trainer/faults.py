@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runwatch.trainer.config import Plan
+from runwatch.trainer.config import FaultError, Plan
 from runwatch.trainer.plan import PlanState
 from runwatch.trainer.step import Knobs, State
 
@@ -47,10 +47,6 @@ DEFAULTS: dict[str, dict[str, float | str]] = {
 """Every kind with its arguments and their defaults."""
 PHASES = ("train", "eval", "checkpoint")
 """Where a hang may lie."""
-
-
-class FaultError(ValueError):
-    """A fault that cannot be read; the message names what is known."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The models follow `docs/run-directory.md`. `load_card` tells all mistakes at onc
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -73,6 +74,15 @@ def _known_signal(name: str) -> str:
 
 
 SignalName = Annotated[str, AfterValidator(_known_signal)]
+
+
+def _fault(text: str) -> str:
+    if not re.fullmatch(r"[a-z_]+@\d+(:.*)?", text):
+        raise PydanticCustomError("signal", "{problem}", {"problem": f"must be kind@step:key=value,…; it is {text!r}"})
+    return text
+
+
+FaultText = Annotated[str, AfterValidator(_fault)]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -304,7 +314,7 @@ class Card(Section):
 
     version: Annotated[int, Field(ge=1, le=1)] = 1
     run: Run
-    seed: int = 0
+    seed: Count = Field(default=0, ge=0)
     model: Model = Model()
     hardware: Hardware = Hardware()
     plan: Plan
@@ -313,7 +323,7 @@ class Card(Section):
     checks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     nodes: dict[str, dict[str, Any]] = Field(default_factory=dict)
     declarations: tuple[Declaration, ...] = ()
-    faults: tuple[str, ...] = ()
+    faults: tuple[FaultText, ...] = ()
 
     def planned(self) -> PlannedRun:
         """What plans need of it."""
@@ -450,6 +460,10 @@ def remarks(card: Card) -> tuple[str, ...]:
         )
     if -(-plan.token_budget // step) % plan.checkpoint.every_steps:
         found.append("plan.token_budget is not a multiple of the checkpoint interval: the last stretch is shorter.")
+    if card.model.experts % card.hardware.devices:
+        found.append(
+            "hardware.devices does not divide model.experts: the reference trainer spreads experts evenly and will refuse it."
+        )
     if card.ladder is None:
         found.append(
             "there is no ladder: ladder_deviation judges only the run's own trend (`runwatch ladder register` adds a curve)."

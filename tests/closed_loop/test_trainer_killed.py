@@ -12,7 +12,7 @@ import yaml
 
 from runwatch.trainer import checkpoint, control
 from runwatch.trainer.config import read_card
-from runwatch.trainer.train import Trainer
+from runwatch.trainer.loop import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ POINTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 def begun(run_dir: Path) -> Trainer:
     """A trainer that goes on where the last one stopped."""
-    trainer = Trainer(read_card(run_dir / "run.yaml"), run_dir, (), None)
+    trainer = Trainer(read_card(run_dir / "run.yaml"), run_dir)
     trainer.resume()
     return trainer
 

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from runwatch.trainer.config import read_card
-from runwatch.trainer.train import Trainer
+from runwatch.trainer.loop import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,7 @@ def test_only_a_new_shape_compiles_and_the_receipt_counts_what_jax_compiled(
     tmp_path: Path, write_card: Callable[..., None], compiled: list[str]
 ) -> None:
     write_card(tmp_path, eval={"every_steps": 1000, "sequences": 6}, checkpoint={"every_steps": 1000, "keep": 50})
-    trainer = Trainer(read_card(tmp_path / "run.yaml"), tmp_path, (), None)
+    trainer = Trainer(read_card(tmp_path / "run.yaml"), tmp_path)
     step(trainer, 2)
     for number, (programs, action) in enumerate(ACTIONS):
         compiled.clear()
@@ -107,7 +107,7 @@ def test_losses_after_a_replan_a_kill_and_a_resume_equal_those_of_the_uninterrup
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for run_dir in (whole, killed):
         write_card(run_dir)
-    trainer = Trainer(read_card(whole / "run.yaml"), whole, (), None)
+    trainer = Trainer(read_card(whole / "run.yaml"), whole)
     step(trainer, 20)
     assert direct(trainer, "replan", *REPLAN)["status"] == "applied"
     while trainer.loop.tokens < trainer.loop.plan.token_budget:

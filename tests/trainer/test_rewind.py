@@ -10,7 +10,8 @@ import pytest
 
 from runwatch.trainer import faults
 from runwatch.trainer.config import read_card
-from runwatch.trainer.train import Trainer
+from runwatch.trainer.faulty import FaultyTrainer
+from runwatch.trainer.loop import Trainer
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ def test_the_batch_that_was_nan_is_skipped_or_met_again(
 ) -> None:
     run_dir = tmp_path / "run"
     write_card(run_dir, checkpoint={"every_steps": 5, "keep": 3})
-    trainer = Trainer(read_card(run_dir / "run.yaml"), run_dir, (faults.parse("nan_batch@8"),), None)
+    trainer = FaultyTrainer(read_card(run_dir / "run.yaml"), run_dir, None, (faults.parse("nan_batch@8"),))
     train(trainer, 8)
     requests = run_dir / "control" / "requests"
     requests.mkdir(parents=True)

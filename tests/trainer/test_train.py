@@ -200,7 +200,7 @@ def test_a_card_that_cannot_be_read_is_told_with_its_key(tmp_path: Path, train: 
     (tmp_path / "run.yaml").write_text("model: {widht: 16}\nplan: {}\n")
     done = train(tmp_path)
     assert done.returncode == 64
-    assert "unknown key model.widht; did you mean width?" in done.stderr
+    assert "run.yaml:1: model.widht is an unknown key; did you mean width?" in done.stderr
 
 
 def until(holds: Callable[[], object], process: subprocess.Popen[bytes], seconds: float = 300) -> None:
