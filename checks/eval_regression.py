@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from runwatch.checks.check import Check, Level, Settings, Verdicts
+from runwatch.checks.planned import along
 from runwatch.checks.signals import Signals
 from runwatch.checks.windows import (
     SIGMAS_PER_MAD,
@@ -104,9 +105,8 @@ def _against_trend(loss: Floats, settings: EvalRegressionSettings) -> Verdicts:
 def _against_projection(loss: Floats, tokens: Floats, settings: EvalRegressionSettings) -> Verdicts:
     if not settings.projection:
         return Verdicts.unknown(len(loss))
-    at, projected = np.log(np.maximum(np.array(settings.projection), 1e-9)).T
-    expected = np.exp(np.interp(np.log(np.maximum(tokens, 1.0)), at, projected, left=np.nan, right=np.nan))
-    above = loss - expected
+    at, projected = zip(*settings.projection, strict=True)
+    above = loss - along(at, projected, tokens)
     far = lasting(above > 5 * settings.min_rise_nats, 2)
     level = np.select([far, lasting(above > settings.min_rise_nats, 2)], [Level.CRITICAL, Level.WARN], Level.OK)
     return _verdicts(above, level, settings.min_rise_nats, 2)

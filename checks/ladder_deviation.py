@@ -52,6 +52,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from runwatch.checks.check import Check, Level, Settings, Verdicts, graded
+from runwatch.checks.planned import registered_loss
 from runwatch.checks.signals import Signals
 from runwatch.checks.windows import (
     SIGMAS_PER_MAD,
@@ -132,16 +133,8 @@ def _registered(signals: Signals, curves: Sequence[Curve]) -> Floats:
     result = np.full((3, len(rows)), np.nan)
     for curve in curves:
         here = steps >= curve.from_step
-        result[:, here] = _interpolated(curve, tokens[here])
+        result[:, here] = registered_loss(curve, tokens[here]) if curve.tokens else np.nan
     return result
-
-
-def _interpolated(curve: Curve, tokens: Floats) -> Floats:
-    if not curve.tokens:
-        return np.full((3, len(tokens)), np.nan)
-    at, known = np.log(np.maximum(tokens, 1.0)), np.log(np.maximum(curve.tokens, 1.0))
-    ends = [curve.loss, curve.low, curve.high]
-    return np.exp(np.stack([np.interp(at, known, np.log(end), left=np.nan, right=np.nan) for end in ends]))
 
 
 def _against_curve(loss: Floats, band: Floats, steps: Floats, settings: LadderDeviationSettings) -> Verdicts:

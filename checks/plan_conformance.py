@@ -56,7 +56,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from runwatch.checks.check import Check, Settings, Verdicts, graded
-from runwatch.checks.signals import Phase, Signals
+from runwatch.checks.planned import learning_rate_share
+from runwatch.checks.signals import Signals
 from runwatch.checks.windows import (
     Floats,
     growth,
@@ -116,14 +117,15 @@ class PlannedRun(BaseModel):
             return np.interp(tokens, at, rate)
         if self.peak is None:
             return np.full(len(tokens), np.nan)
-        warm = np.clip(tokens / self.warmup_tokens, 0, 1) if self.warmup_tokens else np.ones(len(tokens))
-        return self.lr_scale * self.peak * np.minimum(warm, self._decay(tokens))
-
-    def _decay(self, tokens: Floats) -> Floats:
-        if self.decay_start_tokens is None or self.token_budget is None:
-            return np.ones(len(tokens))
-        span = max(self.token_budget - self.decay_start_tokens, 1.0)
-        return 1 - (1 - self.final_fraction) * np.clip((tokens - self.decay_start_tokens) / span, 0, 1)
+        decays = self.decay_start_tokens is not None and self.token_budget is not None
+        share = learning_rate_share(
+            tokens,
+            warmup_tokens=self.warmup_tokens,
+            decay_start_tokens=self.decay_start_tokens if decays and self.decay_start_tokens is not None else np.inf,
+            token_budget=self.token_budget if decays and self.token_budget is not None else np.inf,
+            final_fraction=self.final_fraction,
+        )
+        return self.lr_scale * self.peak * share
 
     def share(self, source: str, tokens: Floats) -> Floats:
         """The planned share of `source` at `tokens`; NaN where none is planned."""
@@ -154,7 +156,7 @@ class PlanConformanceSettings(Settings):
 
 def evaluate(signals: Signals, settings: PlanConformanceSettings) -> Verdicts:
     """The worst of all judgements; UNKNOWN where a signal, a plan or history is lacking (T records)."""
-    trained = np.flatnonzero((signals.phase == Phase.TRAIN) & ~signals.tick)
+    trained = np.flatnonzero(signals.trained)
     return Verdicts.worst_held(
         [
             *_order(signals, trained),
@@ -289,7 +291,7 @@ def _repeats(signals: Signals) -> Judged:
 
 
 def _budget(signals: Signals, settings: PlanConformanceSettings) -> Judged:
-    rows = np.flatnonzero((signals.phase == Phase.TRAIN) & ~signals.tick & np.isfinite(signals.tokens))
+    rows = np.flatnonzero(signals.trained & np.isfinite(signals.tokens))
     limit = np.full(len(rows), np.nan)
     for plan, where in _planned(signals, rows, settings):
         limit[where] = np.nan if plan.token_budget is None else plan.token_budget + 1.5 * (plan.tokens_per_step or 0.0)

@@ -179,10 +179,14 @@ class Signals:
     def _pieces(self) -> dict[tuple[int, ...], tuple[Piece, ...]]:
         return {}
 
+    @cached_property
+    def trained(self) -> NDArray[np.bool_]:
+        """Which rows are train records: of phase train, and no ticks."""
+        return (self.phase == Phase.TRAIN) & ~self.tick
+
     def _cut(self, moved: Sequence[int]) -> Iterator[Piece]:
-        trained = (self.phase == Phase.TRAIN) & ~self.tick
-        rewinds = set(self._rewinds(trained))
-        crossings = self._crossings(trained, moved)
+        rewinds = set(self._rewinds(self.trained))
+        crossings = self._crossings(self.trained, moved)
         cuts = sorted(rewinds | crossings)
         past: list[tuple[int, int]] = []
         start = 0

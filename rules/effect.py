@@ -31,8 +31,7 @@ class Aftermath:
     def of(world: World, receipt: Receipt) -> "Aftermath":
         """Cut the recent train rows of `world` at `receipt`."""
         recent = world.recent
-        train = (recent.phase == Phase.TRAIN) & ~recent.tick
-        later = recent.time > receipt.time
+        train, later = recent.trained, recent.time > receipt.time
         return Aftermath(
             world, receipt, recent.take(np.flatnonzero(train & ~later)), recent.take(np.flatnonzero(train & later))
         )

@@ -2,8 +2,7 @@
 
 import math
 
-import numpy as np
-
+from runwatch.checks.planned import registered_loss
 from runwatch.rules.execution import Forecast, Prediction
 from runwatch.rules.plan import SetLrDecay, SetTokenBudget
 from runwatch.rules.world import PlannedRun, World
@@ -63,7 +62,6 @@ def predicted_loss(planned: PlannedRun, budget: float) -> Prediction | None:
     formula, curve = planned.formula, planned.curve
     if formula is None or curve is None:
         return None
-    at, tokens = np.log(planned.token_budget), np.log(np.maximum(curve.tokens, 1))
-    loss, low, high = (float(np.exp(np.interp(at, tokens, np.log(y)))) for y in (curve.loss, curve.low, curve.high))
+    loss, low, high = map(float, registered_loss(curve, min(planned.token_budget, curve.tokens[-1])))
     more = formula.token_scale * (budget**-formula.token_exponent - planned.token_budget**-formula.token_exponent)
     return Prediction(loss=loss + more, low=(loss + more) * low / loss, high=(loss + more) * high / loss)

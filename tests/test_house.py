@@ -27,7 +27,7 @@ HEADINGS = (
     "Does not see:",
     "What to do:",
 )
-CHECK_INFRASTRUCTURE = {"__init__", "check", "signals", "windows"}
+CHECK_INFRASTRUCTURE = {"__init__", "check", "planned", "signals", "windows"}
 
 
 @pytest.mark.parametrize("name", FOLDERS)

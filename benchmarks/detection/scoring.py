@@ -83,16 +83,12 @@ def _delay(labelled: Labelled, alarm: int) -> float:
     signals, first = labelled.signals, labelled.first
     if labelled.kind.unit == "seconds":
         return float(signals.time[alarm] - signals.time[first])
-    return float(np.count_nonzero(_trained(signals)[first + 1 : alarm + 1]))
-
-
-def _trained(signals: Signals) -> NDArray[np.bool_]:
-    return ~signals.tick & (signals.phase == 2)
+    return float(np.count_nonzero(signals.trained[first + 1 : alarm + 1]))
 
 
 def trained_records(signals: Signals) -> int:
     """Train records: what delays and rates are counted in."""
-    return int(np.count_nonzero(_trained(signals)))
+    return int(np.count_nonzero(signals.trained))
 
 
 @dataclass

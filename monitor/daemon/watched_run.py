@@ -21,7 +21,6 @@ from runwatch.monitor.daemon.conditions import Conditions
 from runwatch.monitor.daemon.recovery import take_over_control, take_over_log
 from runwatch.monitor.daemon.settings import DaemonConfig
 from runwatch.monitor.engine.conclude import conclude
-from runwatch.monitor.engine.context import trained
 from runwatch.monitor.engine.evaluate import LiveJudge
 from runwatch.monitor.engine.history import SPARKLINE, RunHistory
 from runwatch.monitor.engine.tick import Tick
@@ -96,7 +95,7 @@ class Watch:
         self.reader = RunReader(self.run_dir, cursor)
         context = self.reader.context
         self.judge = LiveJudge(all_checks(), context, self.reader.history)
-        self.records = int(trained(context).sum())
+        self.records = int(context.trained.sum())
         book = rulebook(self._card.card, self._state.executions, self._state.declarations)
         self.history = RunHistory()
         self.history.add(context, self.judge.again(SPARKLINE, book.checks, book.changes))
@@ -147,7 +146,7 @@ class Watch:
             block=block,
             judged=judged,
             attempts=self.reader.attempts,
-            records=self.records + int(trained(block).sum()),
+            records=self.records + int(block.trained.sum()),
             rulebook=book,
             receipts=receipts,
             state=state,

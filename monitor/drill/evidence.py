@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from runwatch.checks import Phase, Signals
+from runwatch.checks import Signals
 from runwatch.checks.windows import SIGMAS_PER_MAD
 from runwatch.monitor.drill.links import Found, Losses, Onset
 from runwatch.monitor.read.run_directory import RunReader
@@ -44,13 +43,9 @@ def gather(run_dir: Path, store: Store, told: frozenset[str], attempt: str, onse
         requests=frozenset(path.stem for path in (run_dir / "control" / "requests").glob("*.json")),
         told=told,
         losses=_losses(rows, place),
-        records=int(_trained(rows)[place + 1 :].sum()),
+        records=int(rows.trained[place + 1 :].sum()),
         critical=tuple(name for name, alert in alerts.items() if alert.critical_now),
     )
-
-
-def _trained(rows: Signals) -> NDArray[np.bool_]:
-    return (rows.phase == Phase.TRAIN) & ~rows.tick
 
 
 def _onset(rows: Signals, attempt: int, step: int) -> int | None:
@@ -59,7 +54,7 @@ def _onset(rows: Signals, attempt: int, step: int) -> int | None:
     A killed process takes its newest records with it, so it need not be the record right before.
     """
     near = (rows.step < step) & (rows.step >= step - LOST_RECORDS)
-    before = np.flatnonzero(_trained(rows) & (rows.attempt == attempt) & near)
+    before = np.flatnonzero(rows.trained & (rows.attempt == attempt) & near)
     return int(before[-1]) if len(before) else None
 
 

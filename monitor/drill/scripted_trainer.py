@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from runwatch.checks.planned import learning_rate_share, registered_loss
 from runwatch.monitor.act.directives import write_json
 from runwatch.monitor.card.run_card import Card
 from runwatch.rules import PlannedRun
@@ -32,8 +33,8 @@ def step_loss(planned: PlannedRun, tokens: float) -> float:
     """The registered loss at `tokens` in nats."""
     if planned.curve is None:
         raise ValueError("the card of a drill has a registered curve")
-    at, loss = np.log(np.maximum(planned.curve.tokens, 1.0)), np.log(planned.curve.loss)
-    return float(np.exp(np.interp(math.log(tokens), at, loss)))
+    known = planned.curve.tokens
+    return float(registered_loss(planned.curve, min(max(tokens, known[0]), known[-1]))[0])
 
 
 def stand_in_curve(card: Card) -> dict[str, Any]:
@@ -187,10 +188,12 @@ class SyntheticTrainer:
     def _rate(self) -> float:
         plan, planned = self.plan, self.planned
         peak = self.card.plan.learning_rate.peak or PEAK_LEARNING_RATE
-        warm = min(1.0, self.tokens / max(planned.warmup_fraction * planned.token_budget, 1))
-        span = max(plan["token_budget"] - plan["decay_start_tokens"], 1)
-        through = min(1.0, max(0.0, (self.tokens - plan["decay_start_tokens"]) / span))
-        return peak * plan["lr_scale"] * min(warm, 1 - (1 - plan["final_fraction"]) * through)
+        share = learning_rate_share(
+            self.tokens,
+            warmup_tokens=planned.warmup_fraction * planned.token_budget,
+            **{name: plan[name] for name in ("decay_start_tokens", "token_budget", "final_fraction")},
+        )
+        return peak * plan["lr_scale"] * float(share)
 
     # --- directives -------------------------------------------------------------------------------------------------
 

@@ -19,11 +19,6 @@ AFTER_CHECKPOINT = 16
 """Rows after each of these that stay: a plan goes by the losses right after the checkpoint that it goes back to."""
 
 
-def trained(signals: Signals) -> NDArray[np.bool_]:
-    """Which rows are train records."""
-    return (signals.phase == Phase.TRAIN) & ~signals.tick
-
-
 def checkpoint_rows(signals: Signals) -> Rows:
     """Rows that tell of a complete, finite checkpoint, the newest `CHECKPOINTS` of them."""
     rows = signals.observed("checkpoint/step")
@@ -32,14 +27,14 @@ def checkpoint_rows(signals: Signals) -> Rows:
 
 def attempt_begins(signals: Signals) -> Rows:
     """The first train row of each attempt: what later ones supersede is known by it."""
-    rows = np.flatnonzero(trained(signals))
+    rows = np.flatnonzero(signals.trained)
     return np.sort(rows[np.unique(signals.attempt[rows], return_index=True)[1]])
 
 
 def recent_rows(signals: Signals) -> Rows:
     """The rows that a world holds: the same ones whether `signals` are the whole run or what `needed_rows` left of it."""
     stop = len(signals)
-    kept = [np.arange(max(0, stop - RECENT_ROWS), stop), np.flatnonzero(trained(signals))[-RECENT_ROWS:]]
+    kept = [np.arange(max(0, stop - RECENT_ROWS), stop), np.flatnonzero(signals.trained)[-RECENT_ROWS:]]
     kept += [
         np.arange(row, min(row + 1 + AFTER_CHECKPOINT, stop)) for row in checkpoint_rows(signals)[-RECENT_CHECKPOINTS:]
     ]
@@ -54,7 +49,7 @@ def needed_rows(
 
     The row with the highest step stays too: a later attempt that begins below it goes back.
     """
-    rows = np.flatnonzero(trained(signals))
+    rows = np.flatnonzero(signals.trained)
     kept = [recent_rows(signals), checkpoint_rows(signals), attempt_begins(signals)]
     kept += [signals.observed(name)[-1:] for name in signals.columns]
     kept.append(rows[[np.argmax(signals.step[rows])]] if len(rows) else rows)

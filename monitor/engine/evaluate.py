@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runwatch.checks import Change, Check, Settings, Signals, Verdicts, judge
-from runwatch.monitor.engine.context import needed_rows, trained
+from runwatch.monitor.engine.context import needed_rows
 
 log = logging.getLogger(__name__)
 
@@ -89,4 +89,4 @@ def _begins_attempt(context: Signals, block: Signals) -> bool:
 def _trains(context: Signals) -> bool:
     """Whether the newest attempt has trained: before that it is not known to which step it goes back."""
     newest = context.attempt == context.attempt.max()
-    return bool(np.any(newest & trained(context)))
+    return bool(np.any(newest & context.trained))

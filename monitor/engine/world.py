@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from runwatch.checks import Phase, Signals
-from runwatch.monitor.engine.context import RECENT_ROWS, attempt_begins, checkpoint_rows, recent_rows, trained
+from runwatch.monitor.engine.context import RECENT_ROWS, attempt_begins, checkpoint_rows, recent_rows
 from runwatch.monitor.engine.tick import Tick
 from runwatch.rules import Checkpoint, PlannedRun, PlanState, Receipt, Throughput, World
 
@@ -81,7 +81,7 @@ def sustained(signals: Signals) -> Throughput | None:
     train rows tell tokens and time, or all but one block are empty.
     """
     newest = signals.attempt == signals.attempt[-1:]
-    rows = np.flatnonzero(trained(signals) & newest & np.isfinite(signals.tokens) & np.isfinite(signals.time))
+    rows = np.flatnonzero(signals.trained & newest & np.isfinite(signals.tokens) & np.isfinite(signals.time))
     saves = checkpoint_rows(signals)[-SUSTAINED_CHECKPOINTS:][:1]
     rows = rows[min([max(0, len(rows) - RECENT_ROWS), *np.searchsorted(rows, saves)]) :]
     held = np.flatnonzero((signals.phase == Phase.PAUSED) & newest)[-1:]

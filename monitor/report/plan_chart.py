@@ -9,6 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
+from runwatch.checks.planned import learning_rate_share, registered_loss
 from runwatch.monitor.report.figures import svg
 from runwatch.monitor.report.run_charts import (
     CRITICAL,
@@ -21,7 +22,6 @@ from runwatch.monitor.report.run_charts import (
     WARNING,
     Floats,
     amount,
-    between,
     registered,
     themed,
 )
@@ -100,9 +100,14 @@ def _rate(world: World, plan: PlanState, begin: float) -> tuple[Floats, Floats]:
     warmup = world.planned.warmup_fraction * world.planned.token_budget
     corners = np.unique(np.array([begin, warmup, plan.decay_start_tokens, plan.token_budget], np.float64))
     tokens = corners[(corners >= begin) & (corners <= plan.token_budget)]
-    through = np.clip((tokens - plan.decay_start_tokens) / max(plan.token_budget - plan.decay_start_tokens, 1), 0, 1)
-    rising = np.minimum(1.0, tokens / warmup) if warmup > 0 else np.ones_like(tokens)
-    return tokens, plan.lr_scale * rising * (1 - (1 - plan.final_fraction) * through)
+    share = learning_rate_share(
+        tokens,
+        warmup_tokens=warmup,
+        decay_start_tokens=plan.decay_start_tokens,
+        token_budget=plan.token_budget,
+        final_fraction=plan.final_fraction,
+    )
+    return tokens, plan.lr_scale * share
 
 
 def plan_picture(chart: PlanChart) -> str:
@@ -186,8 +191,8 @@ def _loss_panel(axes: Any, chart: PlanChart) -> None:
     registered(axes, chart.curve)
     if chart.predictions is not None:
         _predictions(axes, chart, chart.curve, chart.predictions)
-    shown = np.array([0.03, 1.0]) * chart.curve.tokens[-1]
-    heights = np.concatenate([between(chart.curve.tokens, edge, shown) for edge in (chart.curve.low, chart.curve.high)])
+    shown = np.maximum(np.array([0.03, 1.0]) * chart.curve.tokens[-1], chart.curve.tokens[0])
+    heights = registered_loss(chart.curve, shown)[1:].ravel()
     heights = np.append(heights, [bound for one in chart.predictions or () for bound in one])
     axes.set_ylim(heights.min() - 0.1 * np.ptp(heights), heights.max() + 0.05 * np.ptp(heights))
 
@@ -197,7 +202,7 @@ def _predictions(axes: Any, chart: PlanChart, curve: Curve, predictions: Sequenc
         bounds = np.array([[loss - low], [high - loss]])
         axes.errorbar([budget], [loss], yerr=bounds, color=colour, marker="o", markersize=5, capsize=4, linewidth=1.5)
     decay, budget = chart.budgets[1]
-    begin = max(decay, chart.now)
-    ends = [begin, budget], [float(between(curve.tokens, curve.loss, np.array(begin))), predictions[1][0]]
+    begin = max(decay, chart.now, curve.tokens[0])
+    ends = [begin, budget], [float(registered_loss(curve, begin)[0]), predictions[1][0]]
     axes.plot(*ends, color=NEW, linewidth=1.9, label="new plan's decay")
     axes.legend(loc="upper right")

@@ -18,7 +18,6 @@ from runwatch.monitor.card.rulebook import CardFile, Rulebook, answered, ruleboo
 from runwatch.monitor.card.run_card import Card
 from runwatch.monitor.engine.backtest import backtest
 from runwatch.monitor.engine.conclude import alerted
-from runwatch.monitor.engine.context import trained
 from runwatch.monitor.engine.evaluate import Judged
 from runwatch.monitor.engine.incidents import followed
 from runwatch.monitor.engine.tick import Tick
@@ -123,7 +122,7 @@ class RecordedRun:
             block=rows.take(slice(0, 0)),
             judged=Judged(),
             attempts=self.loaded.attempts,
-            records=int(trained(rows).sum()),
+            records=int(rows.trained.sum()),
             rulebook=self.rulebook,
             receipts=self.receipts,
             state=state,

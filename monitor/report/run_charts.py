@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from runwatch.checks import Level, Signals
+from runwatch.checks.planned import registered_loss
 from runwatch.checks.windows import rolling_median
 from runwatch.monitor.report.figures import COLOURS, strips_picture, svg, thinned
 from runwatch.monitor.report.recorded_run import RecordedRun
@@ -147,16 +148,9 @@ def _course_figure(signals: Signals, curve: Curve | None, marks: Sequence[Mark])
 def registered(axes: Any, curve: Curve) -> None:
     """Draw the registered curve with its 95 % band."""
     tokens = np.unique(np.append(np.geomspace(max(curve.tokens[0], 1.0), curve.tokens[-1], 300), curve.tokens))
-    low, high = between(curve.tokens, curve.low, tokens), between(curve.tokens, curve.high, tokens)
+    loss, low, high = registered_loss(curve, tokens)
     axes.fill_between(tokens, low, high, color=BAND, alpha=0.45, linewidth=0, label="registered 95 % band")
-    axes.plot(
-        tokens, between(curve.tokens, curve.loss, tokens), color=REGISTERED, linewidth=1.4, label="registered curve"
-    )
-
-
-def between(tokens: Sequence[float], loss: Sequence[float], at: Floats) -> Floats:
-    """A registered loss at further tokens: straight lines in log loss over log tokens (docs/run-directory.md)."""
-    return np.exp(np.interp(np.log(np.maximum(at, 1)), np.log(np.maximum(tokens, 1)), np.log(loss)))
+    axes.plot(tokens, loss, color=REGISTERED, linewidth=1.4, label="registered curve")
 
 
 def _mark(axes: Any, marks: Sequence[Mark]) -> None:
@@ -175,8 +169,8 @@ def _zoom(axes: Any, trend: Floats, curve: Curve | None) -> None:
     finite = trend[np.isfinite(trend)]
     known = [float(np.quantile(finite, 0.95)), float(finite.min())] if len(finite) else []
     if curve is not None:
-        shown = np.array([0.03, 1.0]) * curve.tokens[-1]
-        known += [*between(curve.tokens, curve.low, shown), *between(curve.tokens, curve.high, shown)]
+        shown = np.maximum(np.array([0.03, 1.0]) * curve.tokens[-1], curve.tokens[0])
+        known += registered_loss(curve, shown)[1:].ravel().tolist()
     if known and min(known) < max(known):
         room = 0.05 * (max(known) - min(known))
         axes.set_ylim(min(known) - 2 * room, max(known) + room)

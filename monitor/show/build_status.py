@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from runwatch.checks import Check, Level, Phase, all_checks
-from runwatch.monitor.card.run_card import LadderCurve
+from runwatch.checks.planned import LossCurve, registered_loss
 from runwatch.monitor.engine.history import RunHistory, finite, latest
 from runwatch.monitor.engine.tick import Tick
 from runwatch.monitor.show.status import (
@@ -67,13 +67,10 @@ def build_status(
     }
 
 
-def curve_at(curve: LadderCurve, tokens: float) -> dict[str, float]:
-    """The registered loss and its band at `tokens`: straight lines in log loss over log tokens; empty outside."""
-    if not curve.tokens[0] <= tokens <= curve.tokens[-1]:
-        return {}
-    along, at = np.log(np.maximum(curve.tokens, 1)), np.log(max(tokens, 1))
-    bounds = {"loss": curve.loss, "low": curve.low, "high": curve.high}
-    return {name: float(np.exp(np.interp(at, along, np.log(values)))) for name, values in bounds.items()}
+def curve_at(curve: LossCurve, tokens: float) -> dict[str, float]:
+    """The registered loss and its band at `tokens`; empty outside the curve."""
+    loss, low, high = map(float, registered_loss(curve, tokens))
+    return {"loss": loss, "low": low, "high": high} if np.isfinite(loss) else {}
 
 
 def run_facts(tick: Tick) -> RunFacts:

@@ -2,6 +2,8 @@
 
 import collections
 import dataclasses
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +29,15 @@ def order() -> DataOrder:
 )
 def test_the_learning_rate_warms_up_holds_and_decays(tokens: int, fraction: float) -> None:
     assert lr_fraction(PLAN, tokens, 20) == pytest.approx(fraction)
+
+
+def test_the_learning_rate_is_that_of_the_contract(contract: Path) -> None:
+    """The same table as for the checks (`tests/checks/test_planned.py`): code is not shared, numbers are."""
+    for case in json.loads((contract / "schedules" / "wsd.json").read_text())["cases"]:
+        given_plan = {name: case[name] for name in ("token_budget", "decay_start_tokens", "final_fraction")}
+        plan = dataclasses.replace(PLAN, **given_plan)
+        shares = [lr_fraction(plan, tokens, case["warmup_tokens"]) for tokens in case["tokens"]]
+        assert shares == pytest.approx(case["share"], abs=1e-12), case["name"]
 
 
 @given(
