@@ -177,7 +177,7 @@ def _write_json(results: Sequence[Result], target: str) -> None:
 
 def _write_page(results: Sequence[Result], target: Path) -> None:
     try:
-        from runwatch.monitor.report.figures import backtest_page  # noqa: PLC0415 - matplotlib is an extra and slow to import
+        from runwatch.monitor.report.backtest_page import backtest_page  # noqa: PLC0415 - matplotlib is an extra and slow to import
     except ImportError:
         _fail("The page needs matplotlib; install the extra: pip install 'runwatch[plots]'.", USAGE)
     target.write_text(backtest_page(results), encoding="utf-8")

@@ -1,14 +1,13 @@
 """The matrix of a drill: fault by link, in the terminal, as JSON and as a self-contained page."""
 
-import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from string import Template
 from typing import Any
 
-from rich.table import Table
+from rich.table import Table as TerminalTable
 
 from runwatch.monitor.drill.links import Drill, Found, Link, delay, first_alerts, links, missing
+from runwatch.monitor.report.page import Block, Items, Section, Table, Text, Tone, html
 
 SCHEMA = 1
 MARKS = {"seen": "yes", "missing": "MISSING", "not expected": "-"}
@@ -64,9 +63,9 @@ def _drill(one: Drilled) -> dict[str, Any]:
     }
 
 
-def table(drilled: Sequence[Drilled]) -> Table:
+def table(drilled: Sequence[Drilled]) -> TerminalTable:
     """The matrix for a terminal."""
-    shown = Table(title="Fault by link")
+    shown = TerminalTable(title="Fault by link")
     for name in ("fault", *COLUMNS):
         shown.add_column(name, no_wrap=name in {"fault", "delay"})
     for one in drilled:
@@ -102,48 +101,25 @@ def sentences(drilled: Sequence[Drilled]) -> list[str]:
     return said
 
 
+TONED: Mapping[str, Tone] = {"seen": "good", "missing": "critical"}
+
+
 def page(drilled: Sequence[Drilled], notes: Sequence[str], seconds: float) -> str:
     """The matrix as one HTML file that loads nothing."""
-    rows = "".join(
-        f"<tr><th>{html.escape(one.drill.name)}<small>{html.escape(one.drill.what)}</small></th>"
-        + "".join(f'<td class="{state.split()[0]}">{html.escape(text)}</td>' for text, state in cells(one))
-        + "</tr>"
-        for one in drilled
-    )
     broken = sentences(drilled)
     verdict = f"Expected but missing: {len(broken)}." if broken else "Every expected step was seen."
-    return PAGE.substitute(
-        head="".join(f"<th>{name}</th>" for name in ("fault", *COLUMNS)),
-        rows=rows,
-        verdict=f"{verdict} {len(drilled)} drills in {seconds:.0f} s.",
-        broken="".join(f"<li>{html.escape(text)}</li>" for text in broken),
-        notes="".join(f"<li>{html.escape(text)}</li>" for text in notes),
-    )
-
-
-PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>runwatch drill</title>
-<style>
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; }
-th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #8884; vertical-align: top; }
-small { display: block; font-weight: 400; max-width: 22rem; }
-.seen { color: #2e7d32; } .missing { color: #c62828; font-weight: 600; } .not { opacity: .5; }
-</style>
-</head>
-<body>
-<h1>Drill by runwatch</h1>
-<p>$verdict</p>
-<ul class="missing">$broken</ul>
-<div class="wide"><table><thead><tr>$head</tr></thead><tbody>$rows</tbody></table></div>
-<h2>How the drills ran</h2>
-<ul>$notes</ul>
-</body>
-</html>
-""")
+    shown = [cells(one) for one in drilled]
+    rows = [
+        (one.drill.name, one.drill.what, *(text for text, _ in row)) for one, row in zip(drilled, shown, strict=True)
+    ]
+    tones: dict[tuple[int, int], Tone] = {
+        (y, x): TONED.get(state.split()[0], "quiet")
+        for y, row in enumerate(shown)
+        for x, (_, state) in enumerate(row, 2)
+    }
+    blocks: list[Block] = [
+        Text(f"{verdict} {len(drilled)} drills in {seconds:.0f} s.", "critical" if broken else "good")
+    ]
+    blocks += [Items(broken)] if broken else []
+    blocks.append(Table(("fault", "what is done", *COLUMNS), rows, tones=tones))
+    return html("Drill by runwatch", [Section("Fault by link", blocks), Section("How the drills ran", [Items(notes)])])

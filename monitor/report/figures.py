@@ -1,11 +1,8 @@
-"""Pictures of a run as inline SVG, and the page of a backtest. Needs matplotlib (extra `plots`)."""
+"""Pictures of a run as inline SVG. Needs matplotlib (extra `plots`)."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
-from importlib.resources import files
-from string import Template
 from typing import Any
 
 import matplotlib as mpl
@@ -13,10 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from runwatch.checks import Level, Signals, Verdicts, all_checks
+from runwatch.checks import Level, Signals, Verdicts
 from runwatch.checks.windows import rolling_median
-from runwatch.monitor.engine.backtest import Result, level_of, steps_of
-from runwatch.monitor.store.incident import Incident
+from runwatch.monitor.engine.backtest import Result, level_of
 
 Floats = NDArray[np.float64]
 
@@ -129,49 +125,3 @@ def svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
-
-
-def backtest_page(results: Sequence[Result], progress: Callable[[str], None] = lambda _: None) -> str:
-    """One HTML page with everything in it: pictures, incidents, what each check means. Opens offline."""
-    sections: list[str] = []
-    for result in results:
-        progress(result.loaded.source)
-        sections.append(_section(result))
-    title = ", ".join(result.loaded.source for result in results)
-    return _template("backtest.html").substitute(title=escape(title), sections="\n".join(sections))
-
-
-def _section(result: Result) -> str:
-    loaded = result.loaded
-    unknown = ", ".join(result.unknown_checks)
-    summary = f"{loaded.records:,} records, {len(loaded.attempts)} attempts, {len(result.incidents)} incidents."
-    return _template("backtest_run.html").substitute(
-        source=escape(loaded.source),
-        summary=escape(summary + (f" Not judged, their signals are missing: {unknown}." if unknown else "")),
-        alt="Loss over the run with its trend; flagged ranges are shaded",
-        loss=loss_picture(result),
-        strips=strips_picture(loaded.signals, result.verdicts),
-        incidents=_incidents(result.incidents),
-        warnings="".join(f"<p class='warn'>{escape(warning)}</p>" for warning in loaded.warnings),
-    )
-
-
-def _incidents(incidents: Sequence[Incident]) -> str:
-    if not incidents:
-        return "<p>No incidents.</p>"
-    head = "<tr><th>Check</th><th>Level</th><th>Steps</th><th>Value</th><th>Limit</th><th>What</th></tr>"
-    rows = "".join(map(_incident, incidents))
-    return f"<div class='wide'><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>"
-
-
-def _incident(incident: Incident) -> str:
-    level = level_of(incident).name.lower()
-    numbers = (steps_of(incident), f"{incident.value:.4g}", f"{incident.limit:.4g}")
-    cells = "".join(f"<td class='number'>{cell}</td>" for cell in numbers)
-    docs = escape(all_checks()[incident.check].docs)
-    what = f"<details><summary>{escape(incident.what)}</summary><pre>{docs}</pre></details>"
-    return f"<tr><td>{incident.check}</td><td class='{level}'>{level}</td>{cells}<td>{what}</td></tr>"
-
-
-def _template(name: str) -> Template:
-    return Template((files("runwatch.monitor.report") / "templates" / name).read_text(encoding="utf-8"))

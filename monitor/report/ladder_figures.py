@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from runwatch.monitor.card.ladder_section import active_parameters
 from runwatch.monitor.card.run_card import LadderCurve, load_card
 from runwatch.monitor.read.sources import load
 from runwatch.monitor.report.figures import INK, TREND, svg, thinned
+from runwatch.monitor.report.page import Picture, Section, Verbatim, html
 
 Floats = NDArray[np.float64]
 LABELS = {"grad_norm": "grad norm", "drop_rate": "drop rate"}
@@ -111,10 +111,8 @@ def _short(parameters: float) -> str:
 
 def page(figure: Figure, lines: Sequence[str]) -> str:
     """One page with everything in it: the picture and the fit in words. Opens offline."""
-    style = "body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}svg{width:100%;height:auto}"
-    return (
-        f"<!doctype html>\n<html lang='en'>\n<head><meta charset='utf-8'><title>The scaling ladder</title>\n"
-        f"<style>{style} pre{{overflow-x:auto}}</style></head>\n<body>\n<h1>The scaling ladder</h1>\n"
-        f"<figure role='img' aria-label='Rungs, their fit, and trends over scale'>{svg(figure)}</figure>\n"
-        f"<pre>{escape(chr(10).join(lines))}</pre>\n</body>\n</html>\n"
+    shown = Picture(svg(figure), "Rungs, their fit, and trends over scale.")
+    return html(
+        "The scaling ladder",
+        [Section("Rungs and fit", [shown, Verbatim("The fit in numbers", "\n".join(lines), unfolded=True)])],
     )

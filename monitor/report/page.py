@@ -1,15 +1,16 @@
 """A page as a list of sections, written out as one self-contained HTML file or as Markdown fit for an issue comment.
 
-All text is text: nothing of it becomes markup, a mention or a reference, whoever wrote it.
+All text is text: nothing of it becomes markup, a mention or a reference, whoever wrote it. Every page of the product is one of
+these, but for the status page, which is a program.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
-from importlib.resources import files
-from string import Template
-from typing import Literal
+from typing import ClassVar, Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 COMMENT_BYTES = 60_000
 """What a Markdown page may be at most: GitHub takes 65,536 characters in a comment."""
@@ -25,6 +26,7 @@ Tone = Literal["", "good", "warning", "critical", "quiet"]
 class Text:
     """A paragraph."""
 
+    kind: ClassVar = "text"
     text: str
     tone: Tone = ""
 
@@ -33,6 +35,7 @@ class Text:
 class Items:
     """A list of sentences."""
 
+    kind: ClassVar = "items"
     items: Sequence[str]
 
 
@@ -40,6 +43,7 @@ class Items:
 class Links:
     """Named addresses; those that are no web addresses are shown as text."""
 
+    kind: ClassVar = "links"
     links: Sequence[tuple[str, str]]
 
 
@@ -47,17 +51,25 @@ class Links:
 class Table:
     """Rows of cells. A cell that is a level or a state is coloured; columns in `numbers` stand to the right."""
 
+    kind: ClassVar = "table"
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     numbers: frozenset[int] = frozenset()
     folded: str = ""
     """The line that unfolds the table, or nothing when it is shown at once."""
+    tones: Mapping[tuple[int, int], Tone] = field(default_factory=dict[tuple[int, int], Tone])
+    """By row and column, where the text of a cell does not say it."""
+
+    def tone(self, row: int, column: int, text: str) -> Tone:
+        """How a cell is coloured."""
+        return self.tones.get((row, column)) or TONES.get(text, "")
 
 
 @dataclass(frozen=True)
 class Picture:
     """An SVG picture and the sentence that says what it shows. `text` stands for it in Markdown."""
 
+    kind: ClassVar = "picture"
     svg: str
     alt: str
     text: str = ""
@@ -65,10 +77,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Verbatim:
-    """Text as it is, folded away under a line."""
+    """Text as it is, folded away under a line unless `unfolded`."""
 
+    kind: ClassVar = "verbatim"
     title: str
     text: str
+    unfolded: bool = False
 
 
 Block = Text | Items | Links | Table | Picture | Verbatim
@@ -82,6 +96,11 @@ class Section:
     blocks: Sequence[Block]
     level: int = 2
 
+    @property
+    def anchor(self) -> str:
+        """Its place within the page."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
 
 TONES: dict[str, Tone] = {
     **dict.fromkeys(("critical", "rejected", "unverified", "unacknowledged", "expired", "above", "broken"), "critical"),
@@ -93,42 +112,7 @@ TONES: dict[str, Tone] = {
 
 def html(title: str, sections: Sequence[Section]) -> str:
     """The whole page: one file that needs nothing else, in the light or dark of its reader."""
-    template = Template((files("runwatch.monitor.report") / "templates" / "report.html").read_text(encoding="utf-8"))
-    contents = "".join(
-        f"<li><a href='#{_anchor(section.title)}'>{escape(section.title)}</a></li>"
-        for section in sections
-        if section.level == 2
-    )
-    body = "\n".join(map(_section_html, sections))
-    return template.substitute(title=escape(title), contents=contents, body=body)
-
-
-def _anchor(title: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-
-
-def _section_html(section: Section) -> str:
-    tag = f"h{section.level}"
-    blocks = "\n".join(_HTML[type(block)](block) for block in section.blocks)
-    return f"<{tag} id='{_anchor(section.title)}'>{escape(section.title)}</{tag}>\n{blocks}"
-
-
-def _text_html(block: Text) -> str:
-    return f"<p class='{block.tone}'>{escape(block.text)}</p>" if block.tone else f"<p>{escape(block.text)}</p>"
-
-
-def _items_html(block: Items) -> str:
-    return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in block.items)}</ul>"
-
-
-def _links_html(block: Links) -> str:
-    return f"<p>{' · '.join(_link_html(name, url) for name, url in block.links)}</p>"
-
-
-def _link_html(name: str, url: str) -> str:
-    if not is_web(url):
-        return f"{escape(name)}: {escape(url)}"
-    return f"<a href='{escape(url, quote=True)}' rel='noopener noreferrer'>{escape(name)}</a>"
+    return _PAGES.get_template("page.html").render(title=title, sections=sections, is_web=is_web)
 
 
 def is_web(url: str) -> bool:
@@ -136,42 +120,13 @@ def is_web(url: str) -> bool:
     return re.match(r"https?://[^\s]+$", url) is not None
 
 
-def _table_html(block: Table) -> str:
-    head = "".join(
-        f"<th scope='col'{_aligned(block, column)}>{escape(name)}</th>" for column, name in enumerate(block.head)
-    )
-    rows = "".join(f"<tr>{''.join(_cell(block, *cell) for cell in enumerate(row))}</tr>" for row in block.rows)
-    table = f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    return f"<details><summary>{escape(block.folded)}</summary>{table}</details>" if block.folded else table
-
-
-def _aligned(block: Table, column: int) -> str:
-    return " class='number'" if column in block.numbers else ""
-
-
-def _cell(block: Table, column: int, text: str) -> str:
-    tone = TONES.get(text, "")
-    classes = f" class='{tone}'" if tone else _aligned(block, column)
-    return f"<td{classes}>{escape(text)}</td>"
-
-
-def _picture_html(block: Picture) -> str:
-    caption = f"<figcaption>{escape(block.alt)}</figcaption>"
-    return f"<figure role='img' aria-label='{escape(block.alt, quote=True)}'>{block.svg}{caption}</figure>"
-
-
-def _verbatim_html(block: Verbatim) -> str:
-    return f"<details><summary>{escape(block.title)}</summary><pre>{escape(block.text)}</pre></details>"
-
-
-_HTML: dict[type, Callable[..., str]] = {
-    Text: _text_html,
-    Items: _items_html,
-    Links: _links_html,
-    Table: _table_html,
-    Picture: _picture_html,
-    Verbatim: _verbatim_html,
-}
+_PAGES = Environment(
+    loader=PackageLoader("runwatch.monitor.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 
 
 def markdown(title: str, sections: Sequence[Section]) -> str:

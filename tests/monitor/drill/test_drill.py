@@ -56,7 +56,8 @@ def test_the_page_says_each_missing_link_and_loads_nothing() -> None:
     text = page([drilled], ["a note"], 1.0)
     assert "nan_batch: verified is missing" in text
     assert "a note" in text
-    assert "http" not in text
+    assert "http:" not in text
+    assert "https:" not in text
     assert len(cells(drilled)) == len(COLUMNS)
 
 
