@@ -4,8 +4,8 @@ import math
 
 from runwatch.checks.planned import registered_loss
 from runwatch.rules.execution import Forecast, Prediction
-from runwatch.rules.plan import SetLrDecay, SetTokenBudget
-from runwatch.rules.world import PlannedRun, World
+from runwatch.rules.plan import PlanState, SetLrDecay, SetTokenBudget
+from runwatch.rules.world import Curve, PlannedRun, World
 
 
 def next_step(world: World) -> int:
@@ -44,6 +44,30 @@ def fit_sentences(world: World, budget: SetTokenBudget, decay: SetLrDecay) -> tu
     total = f"Token budget from {old.token_budget:,} to {budget.tokens:,} tokens ({share:.0%} of the card's)."
     start = f"Learning-rate decay from {decay.start_tokens:,} tokens on (was {old.decay_start_tokens:,})"
     return total, f"{start}, over {decaying:.0%} of the budget, to {decay.final_fraction:g} of the peak."
+
+
+def curve_in_force(planned: PlannedRun, plan: PlanState) -> Curve | None:
+    """The loss that the plan in force lets expect; None while the plan is the card's, or no ladder with a formula is registered.
+
+    The registered curve up to the new decay, and from there a straight line in log loss to the predicted end: what lies between
+    nobody has registered. The band widens from the one to the other.
+    """
+    registered, end = planned.curve, predicted_loss(planned, plan.token_budget)
+    declared = planned.plan_state()
+    same = (plan.token_budget, plan.decay_start_tokens) == (declared.token_budget, declared.decay_start_tokens)
+    if same or registered is None or end is None:
+        return None
+    start = min(plan.decay_start_tokens, declared.decay_start_tokens)
+    tokens = [at for at in registered.tokens if at < start]
+    if start >= registered.tokens[0]:
+        tokens.append(float(start))
+    loss, low, high = registered_loss(registered, tokens).tolist()
+    return Curve(
+        tokens=(*tokens, float(plan.token_budget)),
+        loss=(*loss, end.loss),
+        low=(*low, end.low),
+        high=(*high, end.high),
+    )
 
 
 def forecast(world: World, budget: int) -> Forecast | None:

@@ -19,6 +19,7 @@ from runwatch.monitor.report.figures import COLOURS, strips_picture, svg, thinne
 from runwatch.monitor.report.recorded_run import RecordedRun
 from runwatch.monitor.store.incident import Incident
 from runwatch.rules import Curve, Execution
+from runwatch.rules.schedule import curve_in_force
 
 Floats = NDArray[np.float64]
 
@@ -89,9 +90,15 @@ def run_pictures(recorded: RecordedRun) -> dict[str, str]:
         *_plan_marks(recorded.signals, recorded.executions),
     ]
     return {
-        "course": course_picture(recorded.signals, planned.curve if planned else None, marks),
+        "course": course_picture(recorded.signals, planned.curve if planned else None, marks, _plan_curve(recorded)),
         "levels": themed(lambda: strips_picture(recorded.signals, recorded.verdicts)),
     }
+
+
+def _plan_curve(recorded: RecordedRun) -> Curve | None:
+    """The curve of the plan in force, where a directive has changed what the registered one was made for."""
+    world = recorded.world
+    return curve_in_force(world.planned, world.plan) if world else None
 
 
 def _incident_marks(signals: Signals, incidents: Sequence[Incident]) -> list[Mark]:
@@ -119,12 +126,12 @@ def along(signals: Signals) -> tuple[Floats, str]:
     return signals.step.astype(np.float64), "step"
 
 
-def course_picture(signals: Signals, curve: Curve | None, marks: Sequence[Mark]) -> str:
-    """The run's loss and its trend (median of 64 records) on the registered curve with its band."""
-    return themed(lambda: svg(_course_figure(signals, curve, marks)))
+def course_picture(signals: Signals, curve: Curve | None, marks: Sequence[Mark], in_force: Curve | None = None) -> str:
+    """The run's loss and its trend (median of 64 records) on the registered curve with its band, and on the plan in force."""
+    return themed(lambda: svg(_course_figure(signals, curve, marks, in_force)))
 
 
-def _course_figure(signals: Signals, curve: Curve | None, marks: Sequence[Mark]) -> Figure:
+def _course_figure(signals: Signals, curve: Curve | None, marks: Sequence[Mark], in_force: Curve | None) -> Figure:
     figure = Figure(figsize=(10.5, 4.4), layout="constrained")
     axes: Any = figure.add_subplot()
     x, label = along(signals)
@@ -132,6 +139,8 @@ def _course_figure(signals: Signals, curve: Curve | None, marks: Sequence[Mark])
     axes.plot(*thinned(x, loss), color=LOSS, linewidth=0.6, label="loss of each record")
     if curve is not None and label == "tokens":
         registered(axes, curve)
+    if in_force is not None and label == "tokens":
+        _plan_in_force(axes, in_force)
     trend = rolling_median(loss, TREND_RECORDS, 1)[TREND_RECORDS // 2 :]
     axes.plot(*thinned(x[: len(trend)], trend), color=TREND, linewidth=1.8, label="the run (median of 64 records)")
     x, loss = along(signals)[0][signals.observed("eval/loss")], signals.values("eval/loss")
@@ -143,6 +152,22 @@ def _course_figure(signals: Signals, curve: Curve | None, marks: Sequence[Mark])
     axes.xaxis.set_major_formatter(amount)
     axes.legend(loc="upper right")
     return figure
+
+
+def _plan_in_force(axes: Any, curve: Curve) -> None:
+    """The decay of the plan in force to its predicted end, with the interval there."""
+    tokens, loss = np.array(curve.tokens[-2:]), np.array(curve.loss[-2:])
+    between = np.geomspace(tokens[0], tokens[1], 50)
+    axes.plot(
+        between,
+        registered_loss(curve, between)[0],
+        color=REGISTERED,
+        linewidth=1.4,
+        linestyle="--",
+        label="plan in force",
+    )
+    bounds = [[loss[1] - curve.low[-1]], [curve.high[-1] - loss[1]]]
+    axes.errorbar(tokens[1:], loss[1:], yerr=bounds, color=REGISTERED, capsize=3, linewidth=1.2)
 
 
 def registered(axes: Any, curve: Curve) -> None:

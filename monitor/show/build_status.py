@@ -27,6 +27,7 @@ from runwatch.monitor.show.status import (
 from runwatch.monitor.store.audit import AuditRow
 from runwatch.monitor.store.incident import Incident
 from runwatch.rules import Alert, AlertState, Execution, NodeVerdict, all_nodes
+from runwatch.rules.schedule import curve_in_force
 
 LEVELS = {Level.UNKNOWN: "unknown", Level.OK: "ok", Level.WARN: "warning", Level.CRITICAL: "critical"}
 MARKS = ("proposed", "decided", "requested", "acknowledged", "ended")
@@ -128,6 +129,7 @@ def _loss(tick: Tick, history: RunHistory) -> LossSeries:
     ladder = tick.rulebook.card.ladder if tick.rulebook.card else None
     curve = ladder.curve if ladder else None
     loss, evaluation = history.loss, history.evaluation
+    planned = curve_in_force(tick.world.planned, tick.world.plan) if tick.world else None
     return {
         "steps": [bucket.step for bucket in loss.buckets],
         "tokens": loss.column("tokens"),
@@ -140,6 +142,8 @@ def _loss(tick: Tick, history: RunHistory) -> LossSeries:
         "curve": list(curve.loss) if curve else [],
         "curve_low": list(curve.low) if curve else [],
         "curve_high": list(curve.high) if curve else [],
+        "plan_tokens": list(planned.tokens) if planned else [],
+        "plan_curve": list(planned.loss) if planned else [],
     }
 
 

@@ -34,7 +34,7 @@ class RunFacts(TypedDict):
 
 
 class LossSeries(TypedDict):
-    """Training loss over tokens, thinned to at most 600 buckets, and the registered curve over the whole budget."""
+    """Training loss over tokens, thinned to at most 600 buckets, the registered curve, and that of the plan in force."""
 
     steps: list[int]
     tokens: list[float | None]
@@ -47,6 +47,8 @@ class LossSeries(TypedDict):
     curve: list[float]
     curve_low: list[float]
     curve_high: list[float]
+    plan_tokens: list[float]  # empty while the plan in force is the card's
+    plan_curve: list[float]
 
 
 class CheckStatus(TypedDict):

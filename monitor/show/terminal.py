@@ -63,10 +63,9 @@ def clock(seconds: float, now: float) -> str:
 
 
 def loss_plot(loss: LossSeries, run: RunFacts) -> RenderableType:
-    """The training loss (●) on the registered curve (·) and its band (░), over the share of the token budget."""
-    budget = (
-        run["declared_budget"] or run["token_budget"] or max([t for t in loss["tokens"] if t is not None], default=1.0)
-    )
+    """The training loss (●) on the registered curve (·) and its band (░), and on that of the plan in force (+) after a re-plan."""
+    known_budget = run["declared_budget"] or run["token_budget"]
+    budget = known_budget or max([t for t in loss["tokens"] if t is not None], default=1.0)
     seen = [(t, v) for t, v in zip(loss["tokens"], loss["loss"], strict=True) if t is not None and v is not None]
     settled = [v for t, v in seen if t > 0.02 * budget] or [v for _, v in seen]
     values = [*settled, *loss["curve_low"], *loss["curve_high"]]
@@ -75,24 +74,50 @@ def loss_plot(loss: LossSeries, run: RunFacts) -> RenderableType:
     low, high = min(values), max(values)
     grid = [[" "] * WIDTH for _ in range(HEIGHT)]
 
-    def place(tokens: float, value: float, mark: str) -> None:
+    marks = [*_band(loss, budget, (high - low) / HEIGHT), *_in_force(loss), *((t, v, "●") for t, v in seen)]
+    for tokens, value, mark in marks:
         column = min(WIDTH - 1, int(tokens / budget * WIDTH))
         row = round((high - value) / ((high - low) or 1.0) * (HEIGHT - 1))
         if 0 <= row < HEIGHT and column >= 0:
             grid[row][column] = mark
-
-    for tokens, expected, below, above in _columns(loss, budget):
-        for value in _between(below, above, (high - low) / HEIGHT):
-            place(tokens, value, "░")
-        place(tokens, expected, "·")
-    for tokens, value in seen:
-        place(tokens, value, "●")
-    axis = f"{'0 %':<{WIDTH // 4}}{'25 %':<{WIDTH // 4}}{'50 %':<{WIDTH // 4}}{'75 %':<{WIDTH // 4 - 5}}100 %"
     lines = [f"{high - (high - low) * n / (HEIGHT - 1):6.2f} {''.join(row)}" for n, row in enumerate(grid)]
-    plot = Text("\n".join(["loss (nats)   ● run   · registered curve   ░ its 95 % band", *lines, " " * 7 + axis]))
-    for mark, style in (("●", "cyan"), ("·", "yellow"), ("░", "bright_black")):
+    plot = Text("\n".join([_legend(loss), *lines, " " * 7 + _axis(budget, known=bool(known_budget))]))
+    for mark, style in (("●", "cyan"), ("·", "yellow"), ("░", "bright_black"), (r"\+", "magenta")):
         plot.highlight_regex(mark, style)
     return plot
+
+
+def _axis(budget: float, *, known: bool) -> str:
+    if not known:
+        return f"0{f'{budget:,.0f} tokens':>{WIDTH - 1}}"
+    return f"{'0 %':<{WIDTH // 4}}{'25 %':<{WIDTH // 4}}{'50 %':<{WIDTH // 4}}{'75 %':<{WIDTH // 4 - 5}}100 %"
+
+
+def _legend(loss: LossSeries) -> str:
+    named = [
+        ("loss (nats)   ● run", True),
+        ("· registered curve   ░ its 95 % band", bool(loss["curve_tokens"])),
+        ("+ plan in force", bool(loss["plan_tokens"])),
+    ]
+    return "   ".join(text for text, shown in named if shown)
+
+
+def _band(loss: LossSeries, budget: float, row: float) -> list[tuple[float, float, str]]:
+    """The registered curve on its band, which is filled in steps of a `row` of the plot."""
+    found: list[tuple[float, float, str]] = []
+    for tokens, expected, below, above in _columns(loss, budget):
+        found += [(tokens, value, "░") for value in _between(below, above, row)]
+        found.append((tokens, expected, "·"))
+    return found
+
+
+def _in_force(loss: LossSeries) -> list[tuple[float, float, str]]:
+    """The part of the plan's curve that the registered one does not show: its decay."""
+    at, curve = loss["plan_tokens"], loss["plan_curve"]
+    if len(at) < 2:
+        return []
+    steps = [at[-2] + (at[-1] - at[-2]) * n / 20 for n in range(21)]
+    return [(tokens, _interpolate(at, curve, tokens), "+") for tokens in steps]
 
 
 def _columns(loss: LossSeries, budget: float) -> list[tuple[float, float, float, float]]:

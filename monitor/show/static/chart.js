@@ -9,7 +9,7 @@ export function axis(status, width, soFar) {
   const { tokens, token_budget: force, declared_budget: declared } = status.run;
   const budget = declared ?? force ?? Math.max(tokens ?? 1, 1);
   const end = soFar && tokens ? Math.min(tokens * 1.03, Math.max(budget, tokens)) : Math.max(budget, force ?? 0, tokens ?? 0);
-  return { budget, force: force ?? budget, end, width, at: tokens, x: (t) => LEFT + (t / end) * (width - LEFT - RIGHT) };
+  return { budget, planned: known(declared ?? force), force: force ?? budget, end, width, at: tokens, x: (t) => LEFT + (t / end) * (width - LEFT - RIGHT) };
 }
 
 function points(xs, ...columns) {
@@ -86,17 +86,17 @@ export function chart(node, status, view) {
   const right = view.width - RIGHT, frame = { x: LEFT, y: TOP, width: right - LEFT, height: HEIGHT - TOP - BOTTOM };
   const parts = [svg("clipPath", { id: "frame" }, svg("rect", frame))];
   const early = Math.min(0.25 * view.force, view.end);
-  parts.push(svg("rect", { ...frame, width: x(early) - x(0), class: "early" }));
+  if (view.planned) parts.push(svg("rect", { ...frame, width: x(early) - x(0), class: "early" }));
   for (const value of ticks(low, high, 5).filter((one) => y(one) < HEIGHT - BOTTOM - 8)) {
     parts.push(svg("line", { x1: LEFT, x2: right, y1: y(value), y2: y(value), class: "grid" }));
     parts.push(svg("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, String(value)));
   }
   for (const share of ticks(0, view.end / view.budget, view.width < 500 ? 4 : 8)) {
-    const label = `${Number((share * 100).toPrecision(3))} %`;
+    const label = view.planned ? `${Number((share * 100).toPrecision(3))} %` : compact(share * view.budget);
     parts.push(svg("text", { x: x(share * view.budget), y: HEIGHT - 8, "text-anchor": "middle" }, label));
   }
   const shorter = view.force < view.budget, quarter = 0.25 * view.force;
-  if (quarter < view.end) parts.push(...vertical(x(quarter), `25 % of the budget${shorter ? " in force" : ""}`, "quarter"));
+  if (view.planned && quarter < view.end) parts.push(...vertical(x(quarter), `25 % of the budget${shorter ? " in force" : ""}`, "quarter"));
   if (shorter && view.force <= view.end) {
     const side = x(view.force) > view.width - 180 ? "end" : "start";
     parts.push(...vertical(x(view.force), `ends here, at ${percent(view.force / view.budget)}`, "force", 1, side));
@@ -104,6 +104,7 @@ export function chart(node, status, view) {
   const path = (d, className) => d && parts.push(svg("path", { d, class: className, "clip-path": "url(#frame)" }));
   path(area(curve.map(([t, a, b]) => [t, a, b]), x, y), "band");
   path(line(curve.map(([t, , , v]) => [t, v]), x, y), "curve");
+  path(line(points(loss.plan_tokens, loss.plan_curve).slice(-2), x, y), "curve planned");
   path(area(run.map(([t, a, b]) => [t, a, b]), x, y), "range");
   path(line(run.map(([t, , , v]) => [t, v]), x, y), "loss");
   for (const [t, value] of points(loss.eval_tokens, loss.eval_loss)) {
@@ -136,7 +137,7 @@ export function lane(window, plans, view) {
     svg("rect", { x: from, y: 4, width: Math.max(0, to - from), height: 10, rx: 3, class: "window" }),
   ];
   const mark = (x, className) => parts.push(svg("line", { x1: x, x2: x, y1: 0, y2: 18, class: className }));
-  if (0.25 * view.force <= view.end) mark(edge(0.25, 1), "quarter");
+  if (view.planned && 0.25 * view.force <= view.end) mark(edge(0.25, 1), "quarter");
   if (known(view.at)) mark(view.x(view.at), "here");
   for (const tokens of plans) {
     if (known(tokens) && tokens <= view.end) parts.push(svg("path", { d: `M${view.x(tokens)} 2l6 7l-6 7l-6 -7Z`, class: "plan" }));

@@ -197,6 +197,7 @@ function draw() {
   if (!shown) return;
   const node = byId("chart"), seen = view();
   chart(node, shown, seen);
+  byId("plan-key").hidden = !(shown.loss.plan_tokens ?? []).length;
   node.setAttribute("aria-label", describe(shown));
   const begun = ({ history }) => (history.find(({ event }) => event === "acknowledged") ?? history[0])?.tokens;
   const marks = (name) => shown.plans.filter((plan) => plan.node === name).map(begun);
