@@ -122,7 +122,8 @@ def _sentence(run: RunFacts, tick: Tick, conditions: Sequence[ConditionStatus], 
     trouble = f"; the daemon reports {problems}" if conditions else ""
     open_plan = next((one for one in tick.state.executions if one.open), None)
     plan = f"; {open_plan.id} ({open_plan.plan}) is {open_plan.state}" if open_plan else ""
-    return f"{health.capitalize()} in {run['phase']} at step {run['step']:,}{tokens}: {alerts}{plan}{trouble}."
+    where = "finished" if run["phase"] == "finished" else f"in {run['phase']}"
+    return f"{health.capitalize()}, {where} at step {run['step']:,}{tokens}: {alerts}{plan}{trouble}."
 
 
 def _loss(tick: Tick, history: RunHistory) -> LossSeries:
