@@ -50,8 +50,78 @@ def stand_in_curve(card: Card) -> dict[str, Any]:
     }
 
 
+HEAD = ("attempt", "step", "tokens", "time")
+SETTINGS = {
+    "set_token_budget": ("token_budget", "tokens"),
+    "set_data_mixture": ("mixture", "shares"),
+    "set_z_loss_weight": ("z_loss_weight", "weight"),
+    "set_capacity_factor": ("capacity_factor", "factor"),
+    "set_balance_rate": ("balance_rate", "rate"),
+    "set_context_length": ("context_length", "tokens"),
+}
+"""What of the plan each of these actions sets, and by which of its fields."""
+
+
+class ScriptedTrainer:
+    """What every trainer by script does with directives: all of one, then its receipt, each once. Drills and tests share it."""
+
+    run_dir: Path
+    plan: dict[str, Any]
+    """The plan in force, as receipts show it."""
+    cured: bool
+    """Whether a directive has ended the trouble."""
+
+    def head(self) -> Record:
+        """Attempt, step, tokens and time of this step boundary."""
+        raise NotImplementedError
+
+    def rewind(self, checkpoint_step: int, skip_steps: int) -> None:
+        """Go on from a checkpoint as a new attempt, with the next batches left out."""
+        raise NotImplementedError
+
+    def obey(self) -> None:
+        """Answer every request without a receipt, oldest name first."""
+        for path in sorted((self.run_dir / "control" / "requests").glob("*.json")):
+            if not (self.run_dir / "control" / "receipts" / path.name).exists():
+                self.answer(orjson.loads(path.read_bytes()))
+
+    def answer(self, request: Record) -> None:
+        """Apply all of a directive, and write the receipt."""
+        head, before = self.head(), dict(self.plan)
+        for action in request["actions"]:
+            self.apply(action)
+        self.cured = True
+        self.write_receipt({**head, "id": request["id"], "status": "applied", "before": before, "after": self.plan})
+
+    def write_receipt(self, receipt: Record) -> None:
+        """Put a receipt in place whole."""
+        known = {name: receipt[name] for name in (*HEAD, "id", "status", "before", "after")}
+        path = self.run_dir / "control" / "receipts" / f"{receipt['id']}.json"
+        write_json(path, {"version": 1, "reason": receipt.get("reason"), **known}, durable=False)
+
+    def apply(self, action: Record) -> None:
+        """One action."""
+        match action["action"]:
+            case "set_lr_decay":
+                self.plan |= {
+                    "decay_start_tokens": action["start_tokens"],
+                    "final_fraction": action["final_fraction"],
+                }
+            case "scale_lr":
+                self.plan["lr_scale"] *= action["factor"]
+            case "rewind":
+                self.rewind(action["checkpoint_step"], action["skip_steps"])
+            case "pause" | "resume" as name:
+                self.plan["paused"] = name == "pause"
+            case name if name in SETTINGS:
+                key, given = SETTINGS[name]
+                self.plan[key] = action[given]
+            case other:
+                raise ValueError(f"a trainer by script does not know {other}")
+
+
 @dataclass
-class SyntheticTrainer:
+class SyntheticTrainer(ScriptedTrainer):
     """A run directory under construction, in its own clock (Unix seconds)."""
 
     card: Card
@@ -86,7 +156,7 @@ class SyntheticTrainer:
     def train(self, steps: int) -> None:
         """Do so many steps, obeying what has been asked before each, and write their records."""
         for _ in range(steps):
-            self._obey()
+            self.obey()
             self._step()
         self.flush()
 
@@ -104,7 +174,7 @@ class SyntheticTrainer:
 
     def event(self, phase: str, **metrics: float) -> None:
         """A record that is no train record."""
-        self.say({**self._head(phase), **{name.replace("__", "/"): value for name, value in metrics.items()}})
+        self.say({**self.head(), "phase": phase, **{name.replace("__", "/"): value for name, value in metrics.items()}})
 
     def restart(self, step: int) -> None:
         """Go on from the checkpoint of `step` as a new attempt."""
@@ -124,14 +194,10 @@ class SyntheticTrainer:
         mark = self.position * 0x9E3779B97F4A7C15 % (1 << 52)
         return record | {"data/position": self.position, "data/sample_fingerprint": mark}
 
-    def _head(self, phase: str) -> Record:
-        return {
-            "attempt": f"a{self.attempt:04d}",
-            "step": self.step,
-            "tokens": self.tokens,
-            "time": self.clock - self.behind,
-            "phase": phase,
-        }
+    def head(self) -> Record:
+        """What every record begins with."""
+        time = self.clock - self.behind
+        return {"attempt": f"a{self.attempt:04d}", "step": self.step, "tokens": self.tokens, "time": time}
 
     def _step(self) -> None:
         self.step += 1
@@ -143,7 +209,7 @@ class SyntheticTrainer:
         if record is None:
             return
         self.clock += record["throughput/step_time"]
-        self.say({**record, **self._head("train")})
+        self.say({**record, **self.head(), "phase": "train"})
         self._pauses()
 
     def _pauses(self) -> None:
@@ -195,54 +261,10 @@ class SyntheticTrainer:
         )
         return peak * plan["lr_scale"] * float(share)
 
-    # --- directives -------------------------------------------------------------------------------------------------
-
-    def _obey(self) -> None:
-        """Apply every request without a receipt, as the contract says: all of it, then the receipt."""
-        for path in sorted((self.run_dir / "control" / "requests").glob("*.json")):
-            receipt = self.run_dir / "control" / "receipts" / path.name
-            if not receipt.exists():
-                self._answer(orjson.loads(path.read_bytes()), receipt)
-
-    def _answer(self, request: Record, receipt: Path) -> None:
-        head, before = self._head("train"), dict(self.plan)
-        for action in request["actions"]:
-            self._apply(action)
-        self.cured = True
-        answer = {"version": 1, "id": request["id"], "status": "applied", "reason": None, "before": before}
-        write_json(receipt, {**answer, "after": self.plan, **{key: head[key] for key in HEAD}})
-
-    def _apply(self, action: Record) -> None:
-        match action["action"]:
-            case "set_lr_decay":
-                self.plan |= {
-                    "decay_start_tokens": action["start_tokens"],
-                    "final_fraction": action["final_fraction"],
-                }
-            case "scale_lr":
-                self.plan["lr_scale"] *= action["factor"]
-            case "rewind":
-                self.restart(action["checkpoint_step"])
-                self.position += action["skip_steps"] * self.planned.sequences_per_step
-            case "pause" | "resume" as name:
-                self.plan["paused"] = name == "pause"
-            case name if name in SETTINGS:
-                key, given = SETTINGS[name]
-                self.plan[key] = action[given]
-            case other:
-                raise ValueError(f"the trainer of a drill does not know {other}")
-
-
-HEAD = ("attempt", "step", "tokens", "time")
-SETTINGS = {
-    "set_token_budget": ("token_budget", "tokens"),
-    "set_data_mixture": ("mixture", "shares"),
-    "set_z_loss_weight": ("z_loss_weight", "weight"),
-    "set_capacity_factor": ("capacity_factor", "factor"),
-    "set_balance_rate": ("balance_rate", "rate"),
-    "set_context_length": ("context_length", "tokens"),
-}
-"""What of the plan each of these actions sets, and by which of its fields."""
+    def rewind(self, checkpoint_step: int, skip_steps: int) -> None:
+        """Go on from a checkpoint as a new attempt, with the next batches left out."""
+        self.restart(checkpoint_step)
+        self.position += skip_steps * self.planned.sequences_per_step
 
 
 def _written(value: Any) -> Any:

@@ -96,11 +96,8 @@ class Obedient(scripted.ScriptedTrainer):
 
     def obey(self) -> None:
         """Answer every request that has no receipt yet, each once."""
-        if self.answers == "silent":
-            return
-        for path in sorted((self.run_dir / "control" / "requests").glob("*.json")):
-            if not (self.run_dir / "control" / "receipts" / path.name).exists():
-                self.answer(json.loads(path.read_text()))
+        if self.answers != "silent":
+            super().obey()
 
     def answer(self, request: dict[str, Any]) -> None:
         """Act upon a directive, or not, and write the receipt."""
@@ -113,33 +110,20 @@ class Obedient(scripted.ScriptedTrainer):
             self.plan, self.cured = after, True
             for action in request["actions"]:
                 if action["action"] == "rewind":
-                    self.rewind(**action)
+                    self.apply(action)
         status = {"status": "rejected", "reason": "it has its own reasons"} if refused else {"status": "applied"}
         self.write_receipt({**head, "id": request["id"], **status, "before": before, "after": after})
-
-    def write_receipt(self, receipt: dict[str, Any]) -> None:
-        """Put it in place whole."""
-        path = self.run_dir / "control" / "receipts" / f"{receipt['id']}.json"
-        path.with_suffix(".tmp").write_text(json.dumps({"version": 1, "reason": None, **receipt}))
-        path.with_suffix(".tmp").rename(path)
 
     def planned(self, actions: list[dict[str, Any]]) -> dict[str, Any]:
         """What of the plan the actions change."""
         was, self.plan = self.plan, dict(self.plan)
         for action in actions:
-            match action["action"]:
-                case "rewind":
-                    pass
-                case "scale_lr":
-                    self.plan["lr_scale"] *= action["factor"]
-                case "pause":
-                    self.plan["paused"] = True
-                case _:
-                    self._apply(action)
+            if action["action"] != "rewind":
+                self.apply(action)
         changed, self.plan = self.plan, was
         return changed
 
-    def rewind(self, checkpoint_step: int, skip_steps: int, **_: Any) -> None:
+    def rewind(self, checkpoint_step: int, skip_steps: int) -> None:
         """Go on from a checkpoint as a new attempt, with the next batches left out."""
         self.position += (skip_steps - (self.step - checkpoint_step)) * 8
         self.step, self.attempt = checkpoint_step, self.attempt + 1

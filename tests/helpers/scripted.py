@@ -12,17 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from runwatch.monitor.drill import scripted_trainer
+
 START = 1.79e9
 TOKENS = 1024
 BUDGET = 3000 * TOKENS
-SETTINGS = {
-    "set_z_loss_weight": ("z_loss_weight", "weight"),
-    "set_capacity_factor": ("capacity_factor", "factor"),
-    "set_balance_rate": ("balance_rate", "rate"),
-    "set_context_length": ("context_length", "tokens"),
-}
-"""What of the plan each of these actions sets, and by which of its fields."""
-SHOWN = ("token_budget", "decay_start_tokens", "lr_scale", *(key for key, _ in SETTINGS.values()))
+SHOWN = (
+    "token_budget", "decay_start_tokens", "lr_scale", "z_loss_weight", "capacity_factor", "balance_rate", "context_length",
+)  # fmt: skip
 CURVE = {"tokens": [0, BUDGET], "loss": [5.55, 2.1], "low": [5.5, 2.05], "high": [5.6, 2.15]}
 
 
@@ -56,7 +53,7 @@ def card(nodes: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 @dataclass
-class ScriptedTrainer:
+class ScriptedTrainer(scripted_trainer.ScriptedTrainer):
     """A run directory under construction; one step takes one second of the trainer's clock."""
 
     run_dir: Path
@@ -122,36 +119,3 @@ class ScriptedTrainer:
             **{f"plan/{key}": self.plan[key] for key in SHOWN},
             **{f"data/mixture/{source}": share for source, share in self.plan["mixture"].items()},
         }
-
-    def obey(self) -> None:
-        """Apply every request that has no receipt yet, and count how often each is acted upon."""
-        for path in sorted((self.run_dir / "control" / "requests").glob("*.json")):
-            receipt = self.run_dir / "control" / "receipts" / path.name
-            if receipt.exists():
-                continue
-            request = json.loads(path.read_text())
-            before = dict(self.plan)
-            for action in request["actions"]:
-                self._apply(action)
-            self.cured = True
-            answer = {"version": 1, "id": request["id"], "status": "applied", "reason": None, **self.head()}
-            temporary = receipt.with_suffix(".tmp")
-            temporary.write_text(json.dumps({**answer, "before": before, "after": self.plan}))
-            temporary.rename(receipt)
-
-    def _apply(self, action: dict[str, Any]) -> None:
-        match action["action"]:
-            case "set_token_budget":
-                self.plan |= {"token_budget": action["tokens"]}
-            case "set_lr_decay":
-                self.plan |= {
-                    "decay_start_tokens": action["start_tokens"],
-                    "final_fraction": action["final_fraction"],
-                }
-            case "set_data_mixture":
-                self.plan |= {"mixture": action["shares"]}
-            case name if name in SETTINGS:
-                key, given = SETTINGS[name]
-                self.plan |= {key: action[given]}
-            case other:
-                raise ValueError(f"the scripted trainer does not know {other}")
