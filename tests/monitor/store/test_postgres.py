@@ -170,10 +170,10 @@ def test_a_standby_takes_over_from_a_daemon_killed_in_the_middle_of_a_plan(
     with training(trainer, fault=60), DaemonProcess(trainer.run_dir, "first", **settings) as first:
         wait_for("the first acts", lambda: first.readiness() == 200)
         with DaemonProcess(trainer.run_dir, "second", **settings) as second:
-            wait_for("the second stands by", lambda: second.holds("another daemon watches this run"))
+            wait_for("the second stands by", lambda: second.holds("another daemon holds the lease"))
             wait_for("a plan", states)
             first.end(signal.SIGKILL)
-            wait_for("the second acts", lambda: not second.holds("another daemon watches this run"))
+            wait_for("the second acts", lambda: not second.holds("another daemon holds the lease"))
             wait_for("the plan is verified", lambda: states() == ["verified"])
             wait_for("the last word is told", lambda: "verified" in _told(collector))
     with store.transaction() as tx:
