@@ -5,6 +5,7 @@ after a crash is the same file.
 """
 
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -72,19 +73,26 @@ class Folder(Generic[Document]):
     def read(self) -> dict[str, Document]:
         """Every valid document; what is wrong with the others is in `problems` by file name."""
         for path in sorted(self._folder.glob("*.json")):
-            facts = path.stat()
-            stamp = (facts.st_mtime_ns, facts.st_size)
-            if self._seen.get(path.name) != stamp:
-                self._seen[path.name] = stamp
-                self._read_one(path, facts.st_size)
+            try:
+                facts = path.stat()
+                stamp = (facts.st_mtime_ns, facts.st_size)
+                if self._seen.get(path.name) != stamp:
+                    self._read_one(path, facts)
+                    self._seen[path.name] = stamp  # only now: what could not be read is tried again
+            except OSError as error:
+                place = f"control/{self._folder.name}/{path.name}"
+                why = error.strerror or str(error)
+                self.problems[path.name] = Problem(place, 0, why, "Make it readable; it is tried again until then")
         return self.found
 
-    def _read_one(self, path: Path, size: int) -> None:
+    def _read_one(self, path: Path, facts: os.stat_result) -> None:
         place = f"control/{self._folder.name}/{path.name}"
         remedy = "Write it as docs/run-directory.md says, to a temporary file that is renamed; it is ignored until then"
         try:
-            if size > RECEIPT_BYTES:
-                raise ValueError(f"it has {size:,} bytes")  # noqa: TRY301 - told like every other mistake
+            if not stat.S_ISREG(facts.st_mode):  # a pipe would be waited for
+                raise ValueError("it is not a regular file")  # noqa: TRY301 - told like every other mistake
+            if facts.st_size > RECEIPT_BYTES:
+                raise ValueError(f"it has {facts.st_size:,} bytes")  # noqa: TRY301 - told like every other mistake
             document = self._kind.model_validate_json(path.read_bytes())
             if document.id != path.stem:
                 raise ValueError(f"its id is {document.id!r}")  # noqa: TRY301 - told like every other mistake

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runwatch.monitor.store.audit import AuditRow, read_mirror
+from runwatch.monitor.store.audit import AuditRow, read_mirror, set_aside
 from runwatch.monitor.store.store import Transaction
 from runwatch.rules import Decision, Directive, Execution, ExecutionState, Mark, PlanRules, Receipt, from_control
 
@@ -22,7 +22,12 @@ _CLOSED = {
 
 def take_over_log(tx: Transaction, mirror: Path) -> str | None:
     """Set a mirror that is not of this database aside, once, and take over what it knows; the sentence that says so."""
-    rows = read_mirror(mirror)
+    try:
+        rows = read_mirror(mirror)
+    except ValueError as error:  # repaired, not obeyed: the database knows what it holds
+        sentence = f"The mirror of the audit log was damaged ({error}); it is kept as {set_aside(mirror).name} and written anew."
+        tx.audit("mirror", {"sentence": sentence})
+        rows = []
     if rows and tx.audit_rows(after=rows[-1].seq - 1, limit=1) != rows[-1:]:
         mirror.rename(mirror.with_name(f"audit-{rows[-1].seq:08d}-{rows[-1].hash[:8]}.jsonl"))
     aside = max(mirror.parent.glob("audit-*.jsonl"), key=lambda path: path.stat().st_mtime_ns, default=None)

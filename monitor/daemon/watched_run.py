@@ -202,13 +202,26 @@ class Watch:
         for directive in write_requests(self.run_dir, tick.state.executions):
             log.info("directive %s (%s) is written", directive.id, directive.plan)
         with self.store.transaction() as tx:
-            rows = tx.audit_rows(after=audit.mirrored(self._mirror))
+            rows = tx.audit_rows(after=self._mirrored(tx))
             incidents = tx.incidents(STATUS_INCIDENTS)
             newest = tx.audit_rows(limit=STATUS_AUDIT, newest_first=True)
         if rows:
             audit.append(self._mirror, rows)
         self._note_receivers(self.outbox.standing(), tick.now)
         self._publish(tick, incidents, newest)
+
+    def _mirrored(self, tx: Transaction) -> int:
+        """How far the mirror of the audit log has come; one that cannot be read is set aside and written anew."""
+        try:
+            return audit.mirrored(self._mirror)
+        except ValueError as error:
+            aside = audit.set_aside(self._mirror)
+            sentence = (
+                f"The mirror of the audit log was damaged ({error}); it is kept as {aside.name} and written anew."
+            )
+            log.warning("%s", sentence)
+            tx.audit("mirror", {"sentence": sentence})
+            return 0
 
     def _note_receivers(self, standing: Mapping[str, Standing], now: float) -> None:
         """A receiver that takes nothing, or holds its sender, is a condition: its pages do not reach anybody."""
@@ -222,8 +235,8 @@ class Watch:
 
     @property
     def unwell(self) -> bool:
-        """Whether a check raises or a receiver takes no pages: the run is not watched as it should be."""
-        return self.unpaged or bool(self.judge.errors)
+        """Whether telemetry cannot be read, a check raises or a receiver takes no pages: the run is not watched as it should be."""
+        return self.unpaged or bool(self.judge.errors) or bool(self.reader.unreadable)
 
     def _note(self, tick: Tick) -> None:
         """Keep the daemon's own conditions."""
@@ -234,6 +247,12 @@ class Watch:
         put("card", self._card.problem, now)
         problems = self.reader.problems
         put("telemetry", f"{self.reader.malformed} lines skipped; last: {problems[-1]}" if problems else None, now)
+        unread = [f"{name} {why}" for name, why in self.reader.unreadable.items()]
+        put(
+            "segments",
+            f"{len(unread)} telemetry files cannot be read: {'; '.join(unread[:3])}" if unread else None,
+            now,
+        )
         for name, problem in self._receipts.problems.items():
             put(f"receipt {name}", str(problem), now)
         for name in all_checks():

@@ -4,6 +4,7 @@ A reader starts at a cursor and gives the rows after it. What it gave is given a
 that fails loses nothing; the cursor goes to the store in the same transaction as what was made of the rows.
 """
 
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,8 @@ class RunReader:
         self._lines = 0
         self._segments: dict[str, _Segment] = {}
         self._given: list[Signals] = []
+        self.unreadable: dict[str, str] = {}
+        """Segments that could not be read the last time, and why; the others were, and these are tried again."""
         self.context = self._read_until(self.accepted)
 
     @property
@@ -65,10 +68,11 @@ class RunReader:
         """Every row that nobody has accepted yet, tick rows up to `now` (Unix seconds) with them.
 
         Raises:
-            OSError: the telemetry folder or a segment cannot be read.
+            OSError: the telemetry folder cannot be read. Of a segment that cannot, `unreadable` tells.
         """
+        self.unreadable = {}
         for path in self._files():
-            self._given += self._read_file(path, None)
+            self._read_into(self._given, path, None)
         self._time = max(self._time, now)
         self._rows.pass_time(now)
         self._given = [Signals.concatenate([*self._given, self._rows.drain()])]
@@ -103,12 +107,22 @@ class RunReader:
         for path in self._files():
             if path.name in segments:
                 offset, line = segments[path.name]
-                parts += self._read_file(path, offset)
+                self._read_into(parts, path, offset)
                 self._segments[path.name] = _Segment(offset, line)
         if cursor:
             self._time = cursor["time"]
             self._rows.pass_time(self._time)
         return Signals.concatenate([*parts, self._rows.drain()])
+
+    def _read_into(self, parts: list[Signals], path: Path, stop: int | None) -> None:
+        """Read one segment by itself: what cannot be read is set aside, and the others go on."""
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for, a folder cannot be read
+                self.unreadable[path.name] = "is not a regular file"
+                return
+            parts += self._read_file(path, stop)
+        except OSError as error:
+            self.unreadable[path.name] = error.strerror or str(error)
 
     def _read_file(self, path: Path, stop: int | None) -> Iterator[Signals]:
         """Read whole lines from where the segment stands to `stop` (None: its end), as blocks of rows."""

@@ -98,6 +98,8 @@ def read_mirror(path: Path) -> list[AuditRow]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), 1):
         if not line.endswith("\n"):
             break
+        if not line.strip():
+            continue
         try:
             rows.append(AuditRow.of_line(line))
         except ValueError as error:
@@ -106,15 +108,28 @@ def read_mirror(path: Path) -> list[AuditRow]:
 
 
 def mirrored(path: Path) -> int:
-    """The `seq` of the mirror's last whole line; what a crash tore off behind it is cut away."""
+    """The `seq` of the mirror's last whole row; what a crash tore off behind it is cut away.
+
+    Raises:
+        ValueError: that line is no row.
+    """
     if not path.exists():
         return 0
     with path.open("rb+") as file:
         text = file.read()
         whole = text.rfind(b"\n") + 1
         file.truncate(whole)
-    lines = text[:whole].splitlines()
-    return int(json.loads(lines[-1])["seq"]) if lines else 0
+    lines = [line for line in text[:whole].splitlines() if line.strip()]
+    try:
+        return int(json.loads(lines[-1])["seq"]) if lines else 0
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{path}: the last line is no row of an audit log") from error
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a mirror that cannot be read, so that it is written anew from the database; where it is now."""
+    number = len(list(path.parent.glob("damaged-audit-*.jsonl"))) + 1
+    return path.rename(path.with_name(f"damaged-audit-{number:04d}.jsonl"))
 
 
 def append(path: Path, rows: Iterable[AuditRow]) -> None:
