@@ -9,8 +9,8 @@ phase leaves a clearly worse model than the same tokens with a decay (Hägele et
 run trained at 24M tokens per second and sustained 17M with its pauses: a projection from the peak is a third too
 early.
 
-Fires when: as above. The projection is (token budget - tokens) / sustained tokens per second, pauses, evaluations and
-restarts included, with its 95 % interval. Everywhere in the run.
+Fires when: as above. The projection is (token budget - tokens) / sustained tokens per second of the newest attempt,
+evaluations and saves included, with its 95 % interval. Everywhere in the run.
 
 Defaults:
 

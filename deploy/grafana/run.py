@@ -305,7 +305,7 @@ def speed() -> list[Any]:
         ),
         graph(
             "Tokens per second",
-            "Of each step, and sustained: restarts, evaluations and checkpoints included.",
+            "Of each step, and sustained: over the newest attempt, evaluations and checkpoints included.",
             TOKENS_PER_SECOND,
             Query(signal("throughput/tokens_per_second"), "step"),
             Query(f"runwatch_run_tokens_per_second{RUN}", "sustained"),

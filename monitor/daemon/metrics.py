@@ -164,7 +164,10 @@ class Collector:
         single = {
             "run_tokens": ("Tokens trained on so far.", run["tokens"]),
             "run_token_budget": ("Token budget in force.", run["token_budget"]),
-            "run_tokens_per_second": ("Sustained speed, restarts included.", run["tokens_per_second"]),
+            "run_tokens_per_second": (
+                "Sustained speed of the newest attempt, pauses included.",
+                run["tokens_per_second"],
+            ),
             "run_end_timestamp_seconds": ("When the budget is reached at the sustained speed.", run["eta"]),
             "last_record_timestamp_seconds": ("Time of the newest record, by the trainer's clock.", run["time"]),
         }
