@@ -165,7 +165,7 @@ class Collector:
             "run_tokens": ("Tokens trained on so far.", run["tokens"]),
             "run_token_budget": ("Token budget in force.", run["token_budget"]),
             "run_tokens_per_second": (
-                "Sustained speed of the newest attempt, pauses included.",
+                "Sustained speed of the newest attempt, evaluations and saves included.",
                 run["tokens_per_second"],
             ),
             "run_end_timestamp_seconds": ("When the budget is reached at the sustained speed.", run["eta"]),
