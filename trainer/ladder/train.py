@@ -62,11 +62,23 @@ def thinned(tokens: np.ndarray, values: np.ndarray, ends: np.ndarray) -> list[li
     ]
 
 
+def run_records(run_dir: Path) -> list[dict[str, Any]]:
+    """The records of a run by step, each step and phase once: where an attempt did a step again, the later one counts.
+
+    A last line without its end is left out: an attempt was killed there, and the next one did the step again.
+    """
+    newest: dict[tuple[int, str], dict[str, Any]] = {}
+    for path in sorted((run_dir / "telemetry").glob("*.jsonl")):
+        *whole, _ = path.read_bytes().split(b"\n")
+        for record in map(json.loads, whole):
+            newest[record["step"], record["phase"]] = record
+    return [newest[key] for key in sorted(newest)]
+
+
 def summary(name: str, run_dir: Path) -> dict[str, Any]:
     """What the fit needs of a finished run: size, budget, final losses, and its course."""
     card = read_card(run_dir / "run.yaml")
-    lines = [line for path in sorted((run_dir / "telemetry").glob("*.jsonl")) for line in path.read_text().splitlines()]
-    records = [json.loads(line) for line in lines]
+    records = run_records(run_dir)
     steps = [record for record in records if record["phase"] == "train"]
     tokens = np.array([record["tokens"] for record in steps])
 
